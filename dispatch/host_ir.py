@@ -1,0 +1,257 @@
+"""The executor of host programs. It is given its dispatch (for the units) and its ranks (through the mesh), and drives both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from hostir.dispatch.binding import Binding, bind, check_type, shares_memory
+from hostir.dispatch.dispatch import ExecutorDispatch
+from hostir.dispatch.interpreter import Interpreter
+from hostir.dispatch.protocol import Executor, Ids, No, all_or_none
+from hostir.dispatch.segments import Segments
+from hostir.errors import InputError, NotCompiledError, RankMismatchError
+from hostir.graph.fusion import Fusion
+from hostir.ir.check import check_program
+from hostir.ir.nodes import Alloc, Buffer, Comm, Program, every
+from hostir.ir.walk import Scope, resolve_mesh
+from hostir.mesh import Mesh
+from hostir.passes.reshard import communications, lower_communications
+from hostir.runtime.comms.protocol import Comms
+from hostir.runtime.world import World, current_world
+
+MODES = ("checked", "compiled", "graph", "auto")
+
+
+class HostIrExecutor(Executor):
+    """Runs a Program: ``run(*tensors)`` in the order of its inputs, host scalars among them. Also takes a fusion in which every
+    operation is a resharding."""
+
+    name: ClassVar[str] = "HostIrExecutor"
+
+    def __init__(
+        self,
+        ids: Ids | None = None,
+        *,
+        mesh: Mesh | None = None,
+        mode: str = "checked",
+        device: torch.device | str | None = None,
+        dispatch: ExecutorDispatch | None = None,
+    ) -> None:
+        super().__init__(ids)
+        self.mode = mode
+        self._given_mesh = mesh
+        self._wanted_device = None if device is None else torch.device(device)
+        self._dispatch = dispatch or ExecutorDispatch.default()
+        self._segments: dict[torch.device, Segments] = {}
+        self._agreed: set[str] = set()
+        self._epoch = 0
+
+    @classmethod
+    def supports(cls, fusion: Any) -> Literal[True] | No:
+        if isinstance(fusion, Program):
+            return True
+        if not isinstance(fusion, Fusion):
+            return No(f"a {type(fusion).__name__} is neither a program nor a fusion")
+        return True if communications(fusion) else No("no operation moves data between ranks")
+
+    def _compile(self, fusion: Program | Fusion, args: Sequence[Any] | None) -> None:
+        p = fusion if isinstance(fusion, Program) else lower_communications(fusion)
+        check_program(p)
+        self._program = p
+        if self._wanted_device is not None:
+            self._segments_on(self._wanted_device)
+
+    @property
+    def program(self) -> Program:
+        """What is run."""
+        if not self.is_compiled:
+            raise NotCompiledError("no program yet: compile first")
+        return self._program
+
+    # ---- running
+
+    def __call__(self, *args: Any, out: torch.Tensor | Sequence[torch.Tensor] | None = None) -> Any:
+        """Run. Returns None, a tensor, or a tuple of them; ``out=`` is written instead of fresh tensors."""
+        given = None if out is None else [out] if isinstance(out, torch.Tensor) else list(out)
+        results = self.run(args, given)
+        return None if not results else results[0] if len(results) == 1 else tuple(results)
+
+    def _run(self, args: Sequence[Any], outputs: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
+        p = self._program
+        world = self._world()
+        mesh = self._mesh(world)
+        rank = world.rank if world is not None else mesh.layout[0]
+        if rank not in mesh.layout:
+            raise InputError(f"rank {rank} is no member of the program's mesh", program=p.name, expected=f"one of {list(mesh.layout)}", rank=rank)
+        outputs = all_or_none(outputs, len(p.results), f"the program @{p.name}")
+        comms = world.comms if world is not None else None
+        with torch.no_grad():
+            try:
+                binding = bind(p, args, mesh, rank, self._device(world))
+            except InputError as e:
+                # the others may be on their way into a communication: tell them, so that no one waits for this rank
+                if comms is not None and comms.size > 1:
+                    comms.fail(e)
+                raise e.with_context(rank=rank if len(mesh.layout) > 1 else None) from None
+            if comms is not None and len(mesh.layout) > 1:
+                self._agree(comms, mesh, binding)
+            self._epoch += 1
+            scope = Scope(mesh, rank, binding.dims, binding.scalars, self._epoch)
+            return self._interpret(scope, binding, comms, outputs)
+
+    def _interpret(
+        self, scope: Scope, binding: Binding, comms: Comms | None, outputs: Sequence[torch.Tensor] | None
+    ) -> list[torch.Tensor]:
+        p = self._program
+        interpreter = Interpreter(p, scope, binding, comms, self._segments_on(binding.device).run)
+        if outputs is not None:
+            for b, o in zip(p.results, outputs, strict=True):
+                check_type(o, b.type, [scope.number(d) for d in b.type.dims], b.name, p.name)
+            interpreter.preset = self._direct(binding, outputs)
+        interpreter.run()
+        results = [interpreter.tensor(b) for b in p.results]
+        if outputs is None:
+            return results
+        late = [(o, r.clone()) for o, r in zip(outputs, results, strict=True) if o is not r]
+        for o, r in late:
+            o.copy_(r)
+        return list(outputs)
+
+    def _direct(self, binding: Binding, outputs: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Outputs that can be the buffer itself: whole buffers allocated at the top, returned once, apart from every input."""
+        p = self._program
+        tops = {id(s.out) for s in p.body if isinstance(s, Alloc)}
+        direct: dict[int, torch.Tensor] = {}
+        for b, o in zip(p.results, outputs, strict=True):
+            apart = not any(shares_memory(o, t) for t in (*binding.tensors.values(), *(x for x in outputs if x is not o)))
+            if id(b) in tops and p.results.count(b) == 1 and apart and b.type.memory == "global":
+                direct[id(b)] = o
+        return direct
+
+    def _segments_on(self, device: torch.device) -> Segments:
+        if device not in self._segments:
+            self._segments[device] = Segments(self._program, self._dispatch, device)
+        return self._segments[device]
+
+    # ---- ranks
+
+    def _world(self) -> World | None:
+        return self._given_mesh.world if self._given_mesh is not None and self._given_mesh.world is not None else current_world()
+
+    def _mesh(self, world: World | None) -> Mesh:
+        p = self._program
+        mesh = self._given_mesh
+        if mesh is None and world is not None:
+            if not p.axes or world.size == 1 or len(p.axes) > 1:
+                mesh = None if p.axes else Mesh((world.size,), ("world",))
+            else:
+                mesh = world.mesh((p.axes[0].name,))
+        sized = resolve_mesh(p, mesh)
+        if len(sized.layout) > 1 and (world is None or len(sized.layout) > world.size):
+            raise InputError(
+                f"the program runs on {len(sized.layout)} ranks and there {'is 1' if world is None else f'are {world.size}'}", program=p.name,
+                expected=str(sized), got="no world" if world is None else f"a world of {world.size}",
+                cure="start ranks: hir.launch.spawn(fn, n), torchrun or hostir run -n N, and hir.launch.init() in the script",
+            )  # fmt: skip
+        return sized
+
+    def _device(self, world: World | None) -> torch.device | None:
+        return self._wanted_device if self._wanted_device is not None else torch.device(world.device) if world is not None else None
+
+    def _agree(self, comms: Comms, mesh: Mesh, binding: Binding) -> None:
+        """Before the first communication of a program with these sizes, compare text, mesh, symbols and scalars over all ranks."""
+        facts = f"{binding.shapes()}\n{mesh} ranks {list(mesh.layout)}\n{self._program}"
+        if facts in self._agreed:
+            return
+        texts = comms.exchange("hostir.program", facts, mesh.layout)
+        for rank, text in zip(mesh.layout, texts, strict=True):
+            if text != facts:
+                mine, theirs = _first_difference(facts, text)
+                error = RankMismatchError(
+                    f"ranks {comms.rank} and {rank} run different programs", program=self._program.name, rank=comms.rank,
+                    expected=f"rank {comms.rank}: {mine}", got=f"rank {rank}: {theirs}",
+                    cure="build the same text on every rank: p.rank() instead of world.rank, equal sizes and scalars",
+                )  # fmt: skip
+                raise error
+        self._agreed.add(facts)
+
+    # ---- looking
+
+    def explain(self) -> str:
+        """Which executor took each unit, who refused it and why; how communications travel."""
+        p = self.program
+        lines = [f"@{p.name}: mode {self.mode}, {'scheduled' if p.scheduled else 'unscheduled'}, {sum(1 for _ in every(p.body))} statements"]
+        world = self._world()
+        num_comms = sum(isinstance(s, Comm) for s in every(p.body))
+        lines.append(f"  {num_comms} communications over {world.backend if world is not None else 'no transport'}")
+        if not self._segments:
+            lines.append("  units: chosen at the first run, or give device=")
+        for device, segments in self._segments.items():
+            for row in segments.rows():
+                refused = "; ".join(f"{k}: {v}" for k, v in row.executor.refusals.items())
+                lines.append(f"  @{row.unit.name} on {device}: {row.executor.name}" + (f" (refused by {refused})" if refused else ""))
+        allocs = [s.out for s in every(p.body) if isinstance(s, Alloc)]
+        lines.append("  memory: " + (", ".join(f"%{b.name} {b.type}" for b in allocs) or "no buffers of its own"))
+        return "\n".join(lines)
+
+    def segments(self) -> Mapping[str, str]:
+        """Unit name → executor name, on the device of the last compile or run."""
+        return {r.unit.name: r.executor.name for s in self._segments.values() for r in s.rows()}
+
+
+def _first_difference(a: str, b: str) -> tuple[str, str]:
+    for x, y in zip(a.splitlines(), b.splitlines(), strict=False):
+        if x != y:
+            return x.strip(), y.strip()
+    return f"{len(a.splitlines())} lines", f"{len(b.splitlines())} lines"
+
+
+def compile(  # noqa: A001
+    program: Program | Fusion,
+    mesh: Mesh | None = None,
+    *,
+    mode: str = "compiled",
+    device: torch.device | str | None = None,
+    dims: Mapping[str, int] | None = None,
+    plan: str = "auto",
+    overlap: str = "auto",
+    outputs: str = "fresh",
+    reduce: str = "default",
+    dispatch: ExecutorDispatch | None = None,
+) -> HostIrExecutor:
+    """Verify and prepare a program or a sharded fusion; the result is called with the input tensors.
+
+    ``mesh`` binds the program's axes (default: the world entered in this thread); ``device`` is needed only to explain before the
+    first run. Compiling is local; ranks compare what they compiled at the first run.
+    """
+    for name, value, allowed in (
+        ("mode", mode, MODES),
+        ("overlap", overlap, ("auto", "off")),
+        ("outputs", outputs, ("fresh", "static")),
+        ("reduce", reduce, ("default", "ordered")),
+    ):
+        if value not in allowed:
+            raise InputError(f"{name} is not one of the choices", expected=", ".join(allowed), got=value)
+    if not isinstance(program, (Program, Fusion)):
+        raise InputError("compile takes a Program or a Fusion", got=type(program).__name__)
+    if mesh is not None and not isinstance(mesh, Mesh):
+        raise InputError("mesh is a hir.Mesh", got=type(mesh).__name__, cure="hir.Mesh.from_torch(device_mesh)")
+    ex = HostIrExecutor(mesh=mesh, mode=mode, device=device, dispatch=dispatch)
+    if mesh is not None and isinstance(program, Program):
+        resolve_names(program, mesh)
+    ex.compile(program)
+    return ex
+
+
+def resolve_names(p: Program, mesh: Mesh) -> None:
+    """A mesh given to ``compile`` must have the program's axes, and its sizes where it has any."""
+    if mesh.shape is not None and p.axes:
+        resolve_mesh(p, mesh)
+    elif p.axes and mesh.names != tuple(a.name for a in p.axes):
+        raise InputError("the mesh has other axes than the program", program=p.name, expected=[a.name for a in p.axes], got=mesh.names)
+
+
+__all__ = ["Buffer", "HostIrExecutor", "compile"]

@@ -1,0 +1,50 @@
+"""Units of a program, each compiled once by the executor that takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hostir.dispatch.dispatch import ExecutorDispatch
+from hostir.dispatch.protocol import Executor, Ids
+from hostir.ir.nodes import Call, Program, Unit, every
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A unit and its executor."""
+
+    unit: Unit
+    executor: Executor
+
+
+class Segments:
+    """The executors of one program's units on one device."""
+
+    def __init__(self, p: Program, dispatch: ExecutorDispatch, device: torch.device | str) -> None:
+        self._by_unit: dict[int, Segment] = {}
+        for s in every(p.body):
+            if isinstance(s, Call) and id(s.unit) not in self._by_unit:
+                number = len(self._by_unit)
+                try:
+                    ex = dispatch.make(s.unit.fusion, ids=Ids(group=number), device=device)
+                    ex.compile(ex.fusion)
+                except Exception as e:
+                    if hasattr(e, "with_context"):
+                        from hostir.ir.show import statement_text
+
+                        e.with_context(program=p.name, statement=statement_text(p, s), loc=s.loc)
+                    raise
+                self._by_unit[id(s.unit)] = Segment(s.unit, ex)
+
+    def run(self, unit: Unit, args: Sequence[Any], outs: Sequence[torch.Tensor]) -> None:
+        self._by_unit[id(unit)].executor.run(args, outs)
+
+    def rows(self) -> list[Segment]:
+        return list(self._by_unit.values())
+
+    def refusals(self) -> Mapping[str, Mapping[str, str]]:
+        return {s.unit.name: s.executor.refusals for s in self._by_unit.values()}

@@ -1,0 +1,88 @@
+"""The command ``hostir``: each subcommand is one row here and imports its own module only when it is chosen.
+
+Exit codes are the interface for scripts: 0 fine, 1 the check failed (or the ranks did), 2 wrong use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
+
+from hostir.errors import HostIrError
+
+OK: Final = 0
+FAILED: Final = 1
+WRONG_USE: Final = 2
+
+Subcommands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; ``argv`` defaults to the command line. Returns the exit code."""
+    options = _parser().parse_args(argv)
+    run: Callable[[argparse.Namespace], int] = options.handler
+    try:
+        return run(options)
+    except HostIrError as error:
+        print(f"hostir: {error}", file=sys.stderr)
+        return FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    from hostir import __version__
+
+    parser = argparse.ArgumentParser(prog="hostir", description="Host programs on many GPUs.")
+    parser.add_argument("--version", action="version", version=f"hostir {__version__}")
+    commands = parser.add_subparsers(metavar="command", required=True)
+    _add_show(commands)
+    _add_doctor(commands)
+    return parser
+
+
+def _add_show(commands: Subcommands) -> None:
+    command = commands.add_parser("show", help="parse a program and print its canonical text")
+    command.add_argument("file", metavar="FILE.hir", help="the program's text; - reads standard input")
+    command.add_argument("--quiet", action="store_true", help="print nothing: the exit code says whether it parses")
+    command.set_defaults(handler=_show)
+
+
+def _show(options: argparse.Namespace) -> int:
+    text = _read(options.file)
+    if text is None:
+        return WRONG_USE
+    from hostir.ir.parse import parse_program
+
+    program = parse_program(text, file=options.file)
+    if not options.quiet:
+        print(program, end="")
+    return OK
+
+
+def _add_doctor(commands: Subcommands) -> None:
+    command = commands.add_parser("doctor", help="what this machine has, what is missing and the cure")
+    command.add_argument("--json", action="store_true", help="one JSON object")
+    command.set_defaults(handler=_doctor)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from hostir.doctor import main as doctor
+
+    return doctor(as_json=options.json)
+
+
+def _read(file: str) -> str | None:
+    """The text of ``file``, or None after saying why it cannot be read."""
+    if file == "-":
+        return sys.stdin.read()
+    try:
+        with open(file, encoding="utf-8") as stream:
+            return stream.read()
+    except (OSError, UnicodeDecodeError) as error:
+        print(f"hostir: {file} cannot be read: {error}", file=sys.stderr)
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Device graphs: what a unit computes, from one table of operations. Nothing here imports torch."""

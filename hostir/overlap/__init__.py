@@ -1,0 +1,1 @@
+"""Overlapped operations, written as host programs."""

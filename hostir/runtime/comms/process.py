@@ -1,0 +1,439 @@
+"""Ranks as processes, over ``torch.distributed`` process groups: order, agreement, failures and timeouts; a wire moves the bytes.
+
+Each team has its own group, made by its members only, at their first communication; messages from a to b have the group (a, b). A team
+is a queue: a communication posts its backend works only after the one before has posted all of its own, so every member posts in the
+same order whatever it waits for first. Nothing blocks in ``issue``; waits are short and look at the notice board in between, so a
+failure elsewhere ends them, and a timeout can say who never came.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Final, Protocol
+
+import torch
+import torch.distributed as dist
+
+from hostir.errors import CommTimeout, HostIrError, InputError, PeerError, RankMismatchError
+from hostir.runtime.comms import agree
+from hostir.runtime.comms.board import Board, Failure, Progress
+from hostir.runtime.comms.gloo import Steps
+from hostir.runtime.comms.hub import Arrival, Hub
+from hostir.runtime.comms.moves import run_collective
+from hostir.runtime.comms.protocol import CommCall, Work, check_call, show_call
+from hostir.runtime.comms.threads import GroupWork
+
+_STEP: Final = timedelta(seconds=0.05)  # one wait; between two the board is read
+_FIND_REASON: Final = 2.0  # seconds to find out why a connection broke
+_ANSWER: Final = 1.0  # seconds for the others to say where they are after a timeout
+_PART: Final = 5.0  # seconds to wait for the others when leaving
+
+
+def keep_forever(group: object) -> None:
+    """Never destroy ``group``, not even when the interpreter ends: a group in trouble would wait for its works."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
+class Wire(Protocol):
+    """What a backend must do for ``ProcessComms``."""
+
+    name: str
+
+    def open(self, store: dist.Store, position: int, num_members: int) -> Any: ...
+
+    def compare(self, group: Any, numbers: Sequence[int], num_members: int) -> tuple[Any, torch.Tensor]: ...
+
+    def steps(self, group: Any, call: CommCall, here: int) -> Steps: ...
+
+
+class Opening:
+    """A process group in the making, in a thread of its own because backends block until all members have come."""
+
+    def __init__(self, wire: Wire, store: dist.Store, position: int, num_members: int) -> None:
+        self.group: Any = None
+        self.error: Exception | None = None
+        self._ended = threading.Event()
+
+        def make() -> None:
+            try:
+                self.group = wire.open(store, position, num_members)
+            except Exception as error:  # noqa: BLE001  raised by whoever waits
+                self.error = error
+            self._ended.set()
+
+        threading.Thread(target=make, name="hostir: connecting", daemon=True).start()
+
+    def is_completed(self) -> bool:
+        return self._ended.is_set()
+
+    def wait(self, timeout: timedelta) -> None:
+        if not self._ended.wait(timeout.total_seconds()):
+            raise RuntimeError("still connecting")
+        if self.error is not None:
+            raise RuntimeError(f"cannot connect: {self.error}") from self.error
+
+
+class Lane:
+    """One team (or one pair, for messages) on one channel: its group, and its communications in order."""
+
+    def __init__(self, ranks: tuple[int, ...], channel: str, opening: Opening) -> None:
+        self.ranks = ranks
+        self.key = "-".join(map(str, ranks)) + (f"/{channel}" if channel else "")
+        self.opening = opening
+        self.queue: deque[Pending] = deque()  # those that have not posted all their works
+        self.issued = 0
+        self.last: Pending | None = None
+
+
+class Pending:
+    """A communication under way."""
+
+    def __init__(self, comms: ProcessComms, lane: Lane, call: CommCall) -> None:
+        self.comms = comms
+        self.lane = lane
+        self.call = call
+        self.number = lane.issued
+        self.thread = threading.get_ident()
+        self.steps: Steps | None = None
+        self.current: Any = None  # the posted backend work
+        self.is_posted = False  # no further work will be posted
+        self.finished = False
+        self.error: HostIrError | None = None
+
+    def wait(self) -> None:
+        if not self.finished:
+            self.comms.wait_for(self)
+        if self.error is not None:
+            raise self.error
+
+    def done(self) -> bool:
+        return self.comms.poll(self)
+
+    def text(self) -> str:
+        where = self.call.where()
+        return f"{show_call(self.call)}{f'  [{where}]' if where else ''}"
+
+
+class ProcessComms:
+    """One rank's end of a world of processes."""
+
+    def __init__(self, wire: Wire, store: dist.Store, rank: int, size: int, timeout: float) -> None:
+        self.name = wire.name
+        self.rank = rank
+        self.size = size
+        self.timeout = timeout
+        self.broken: HostIrError | None = None
+        self._wire = wire
+        self._board = Board(store, rank, size)
+        self._lanes: dict[tuple[tuple[int, ...], str, str], Lane] = {}
+        self._lock = threading.RLock()
+        self._alone = Hub(1, timeout)  # messages to oneself meet here
+        self._pid = os.getpid()
+        self._closed = False
+        self._last_issue = time.monotonic()
+        self._exchanges: dict[tuple[str, tuple[int, ...]], int] = {}
+
+    # ---- issuing
+
+    def issue(self, call: CommCall) -> Work:
+        self._check(call)
+        return self._start(call)
+
+    def issue_group(self, calls: Sequence[CommCall]) -> Work:
+        for call in calls:
+            self._check(call)
+        return GroupWork([self._start(call) for call in calls])
+
+    def _check(self, call: CommCall) -> None:
+        check_call(call, self.rank, self.size)
+        if os.getpid() != self._pid:
+            raise InputError(
+                "a forked child cannot use the world of its parent",
+                rank=self.rank,
+                expected=f"process {self._pid}",
+                got=f"process {os.getpid()}",
+                cure="start processes with hir.launch.spawn, or fork before hir.launch.init",
+            )
+        if self._closed:
+            raise PeerError("this world is closed", rank=self.rank, statement=call.where() or None, cure="communicate inside `with world:`")
+        self._refuse_if_broken(call)
+
+    def _refuse_if_broken(self, call: CommCall) -> None:
+        now = time.monotonic()
+        if self.broken is None and now - self._last_issue > 1.0:  # late: the others may have given up
+            if (failure := self._board.failure()) is not None:
+                self._break(self._echo(failure, call.where() or show_call(call)))
+        self._last_issue = now
+        if self.broken is not None:
+            headline = self.broken.message.splitlines()[0]
+            kind = type(self.broken) if isinstance(self.broken, (CommTimeout, PeerError)) else PeerError
+            raise kind(
+                f"this world has failed: {headline}",
+                ranks=getattr(self.broken, "ranks", ()),
+                rank=self.rank,
+                statement=call.where() or None,
+                cure="make a new world: leave this one and call hir.launch.init (or spawn) again",
+            )
+
+    def _start(self, call: CommCall) -> Work:
+        is_message = call.kind in ("send", "recv")
+        ranks = call.team
+        if is_message:
+            other = call.team[(call.to if call.kind == "send" else call.source) or 0]
+            ranks = (self.rank, other) if call.kind == "send" else (other, self.rank)
+        if is_message and ranks[0] == ranks[1]:
+            arrival = Arrival(self._alone, self.rank, call)
+            self._alone.post([arrival])
+            return arrival
+        if len(ranks) == 1:
+            run_collective([call])
+            return GroupWork(())
+        with self._lock:
+            lane = self._lane(ranks, call.channel, "message" if is_message else "team")
+            last = lane.last
+            if last is not None and last.thread != threading.get_ident() and not last.finished and not self.poll(last):
+                raise InputError(
+                    f"two threads communicate over team {list(ranks)} at the same time: which of them the others would meet is chance",
+                    rank=self.rank,
+                    statement=call.where() or show_call(call),
+                    cure="give each thread its own channel (CommCall.channel), or run them one after another",
+                )
+            pending = Pending(self, lane, call)
+            lane.issued += 1
+            lane.last = pending
+            lane.queue.append(pending)
+            self._advance(lane)
+            return pending
+
+    def _lane(self, ranks: tuple[int, ...], channel: str, kind: str) -> Lane:
+        lane = self._lanes.get((ranks, channel, kind))
+        if lane is None:
+            name = "-".join(map(str, ranks))
+            clone = getattr(self._board.store, "clone", None)  # a blocked store answers nobody else
+            store = dist.PrefixStore(f"{kind}/{name}/{channel}", clone() if clone else self._board.store)
+            lane = Lane(ranks, channel, Opening(self._wire, store, ranks.index(self.rank), len(ranks)))
+            self._lanes[ranks, channel, kind] = lane
+        return lane
+
+    # ---- progress
+
+    def poll(self, pending: Pending) -> bool:
+        """Push the queue on without blocking; whether ``pending`` has ended."""
+        with self._lock:
+            if self.broken is not None:
+                return True
+            self._advance(pending.lane)
+            if not pending.finished and pending.is_posted and pending.current.is_completed():
+                self._step(pending)
+            return pending.finished
+
+    def _advance(self, lane: Lane) -> None:
+        if not lane.opening.is_completed() or lane.opening.error is not None:
+            return
+        while lane.queue:
+            head = lane.queue[0]
+            if not head.is_posted:
+                self._step(head)
+            if not head.is_posted:
+                return
+            lane.queue.popleft()
+
+    def _step(self, pending: Pending) -> None:
+        """Resume as long as the posted work is done; under the lock."""
+        if pending.steps is None:
+            pending.steps = self._steps(pending)
+        with torch.inference_mode():
+            while not pending.finished and (pending.current is None or pending.current.is_completed()):
+                try:
+                    if pending.current is not None:
+                        pending.current.wait()
+                    pending.current, pending.is_posted = next(pending.steps)
+                except StopIteration:
+                    pending.finished = pending.is_posted = True
+                except HostIrError as error:
+                    pending.error = error
+                    pending.finished = pending.is_posted = True
+                except RuntimeError as error:
+                    self._lost(pending, error)
+
+    def _steps(self, pending: Pending) -> Steps:
+        """Compare with the other members unless that is done already, then move."""
+        call, lane, num = pending.call, pending.lane, len(pending.lane.ranks)
+        if not call.agreed or call.kind == "alltoallv":
+            work, table = self._wire.compare(lane.opening.group, agree.facts(call, self.rank), num)
+            yield work, False
+            if why := agree.complaint(table.tolist()):
+                raise self._mismatch(pending, why)
+        yield from self._wire.steps(lane.opening.group, call, lane.ranks.index(self.rank))
+
+    def _mismatch(self, pending: Pending, why: str) -> RankMismatchError:
+        """All members have seen the same table, so all come here; nothing was moved and the team remains usable."""
+        lane = pending.lane
+        key = f"mismatch/{lane.key}/{pending.number}/{pending.call.kind in ('send', 'recv')}"
+        self._board.post(key, pending.text())
+        self._board.poll(lambda: all(self._board.read(key, r) is not None for r in lane.ranks), _ANSWER * 5)
+        texts = [self._board.read(key, r) or "?" for r in lane.ranks]
+        number = None if pending.call.kind in ("send", "recv") else pending.number
+        return agree.mismatch(why, number, lane.ranks, texts, self.rank, statement=pending.call.where() or None)
+
+    # ---- waiting
+
+    def wait_for(self, pending: Pending) -> None:
+        """Block until ``pending`` has ended, whatever the reason."""
+        start = last_look = time.monotonic()
+        while True:
+            with self._lock:
+                self.poll(pending)
+                if pending.finished:
+                    return
+                if self.broken is not None:
+                    raise self._again(self.broken, pending.text())
+                blocker: Any = pending.lane.opening
+                if blocker.is_completed() and blocker.error is None:
+                    blocker = pending.current if pending.is_posted else pending.lane.queue[0].current
+            try:
+                blocker.wait(_STEP)
+            except RuntimeError as error:
+                if blocker.is_completed():
+                    self._lost(pending, error)
+            now = time.monotonic()
+            if now - last_look >= _STEP.total_seconds():
+                last_look = now
+                self._look(pending.lane.ranks, pending.text(), is_late=now - start > 0.5)
+                if now - start > self.timeout:
+                    self._give_up(pending)
+
+    def _look(self, ranks: Sequence[int], statement: str, *, is_late: bool) -> None:
+        """Raise when the world has failed, or when a member has died."""
+        failure = self._board.failure()
+        if failure is None and is_late and (dead := self._board.dead(ranks)):
+            failure = self._failure_or(Failure(dead[0], "PeerError", f"rank {dead[0]} died: its process is gone", (dead[0],)))
+        if failure is not None:
+            raise self._break(self._echo(failure, statement))
+
+    def _failure_or(self, guess: Failure) -> Failure:
+        """The failure on the board, giving its author a moment; else ``guess`` becomes it."""
+        self._board.poll(lambda: self._board.failure() is not None, 0.2)
+        return self._board.post_failure(guess)
+
+    def _lost(self, pending: Pending, error: Exception) -> None:
+        """The backend failed. Find out why: a reason on the board, a process that is gone, or only what the backend says."""
+        ranks = pending.lane.ranks
+        self._board.poll(lambda: self._board.failure() is not None or bool(self._board.dead(ranks)), _FIND_REASON)
+        dead = self._board.dead(ranks)
+        others = [r for r in ranks if r != self.rank]
+        if dead:
+            guess = Failure(dead[0], "PeerError", f"rank {dead[0]} died: its process is gone", (dead[0],))
+        else:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            guess = Failure(self.rank, "PeerError", f"rank {self.rank} lost the connection to one of ranks {others}: {reason}", tuple(others))
+        raise self._break(self._echo(self._failure_or(guess), pending.text())) from error
+
+    def _give_up(self, pending: Pending) -> None:
+        text = f"rank {self.rank} waited {self.timeout:g} s in {pending.text()}"
+        self._post_progress(pending.text())
+        failure = self._board.post_failure(Failure(self.rank, "CommTimeout", text))
+        raise self._break(self._echo(failure, pending.text(), pending))
+
+    def _post_progress(self, statement: str) -> None:
+        self._board.post_progress(Progress(statement, {lane.key: lane.issued for lane in self._lanes.values()}))
+
+    # ---- failing
+
+    def _echo(self, failure: Failure, statement: str, pending: Pending | None = None) -> HostIrError:
+        """The error that this rank raises for a failure on the board."""
+        facts: dict[str, Any] = {"rank": self.rank, "statement": statement}
+        if failure.kind == "CommTimeout":
+            self._post_progress(statement)
+            everyone = range(self.size)
+            progress = self._board.progress(everyone, _ANSWER)
+            ranks = everyone if pending is None else pending.lane.ranks
+            key, number = ("", -1) if pending is None else (pending.lane.key, pending.number)
+            missing = [r for r in ranks if r not in progress or progress[r].issued.get(key, 0) <= number]
+            lines = [f"    rank {r} {f'waits in {progress[r].text}' if r in progress else 'is not in a communication'}" for r in everyone]
+            never = f"; never arrived: rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}" if missing else ""
+            return CommTimeout("\n".join([failure.text + never, *lines]), ranks=missing, **facts)
+        if failure.kind == "RankMismatchError":
+            return RankMismatchError(failure.text, **facts)
+        return PeerError(failure.text, ranks=failure.ranks or (failure.rank,), **facts)
+
+    def _again(self, error: HostIrError, statement: str) -> HostIrError:
+        if isinstance(error, (CommTimeout, PeerError)):
+            return type(error)(error.message, ranks=error.ranks, rank=self.rank, statement=statement)
+        return type(error)(error.message, rank=self.rank, statement=statement)
+
+    def _break(self, error: HostIrError) -> HostIrError:
+        """Nothing works on these groups any more. They are never destroyed: that would wait for works that cannot end."""
+        if self.broken is None:
+            self.broken = error
+            for lane in self._lanes.values():
+                keep_forever(lane.opening)
+        return error
+
+    def fail(self, error: BaseException) -> None:
+        if self._closed or os.getpid() != self._pid:
+            return
+        headline = (str(error).splitlines() or [""])[0]
+        text = f"rank {self.rank} failed: {type(error).__name__}: {headline}"
+        kind = "PeerError"
+        if isinstance(error, RankMismatchError):
+            kind, text = "RankMismatchError", error.message
+        with contextlib.suppress(RuntimeError):  # the store is gone, and with it everybody who could read this
+            self._board.post_failure(Failure(self.rank, kind, text, (self.rank,)))
+        self._break(PeerError(text, ranks=(self.rank,), rank=self.rank))
+
+    # ---- texts, and the end
+
+    def exchange(self, tag: str, text: str, ranks: Sequence[int]) -> list[str]:
+        members = tuple(ranks)
+        number = self._exchanges.get((tag, members), 0)
+        self._exchanges[tag, members] = number + 1
+        key = f"text/{tag}/{'-'.join(map(str, members))}"
+        statement = f"comparing {tag!r} among ranks {list(members)}"
+        if self.broken is not None:
+            raise self._again(self.broken, statement)
+        self._board.post(f"{key}/{number}", text)
+        deadline = time.monotonic() + self.timeout
+        out: dict[int, str] = {}
+
+        def complete() -> bool:
+            out.update({r: t for r in members if r not in out and (t := self._board.read(f"{key}/{number}", r)) is not None})
+            return len(out) == len(members)
+
+        while not self._board.poll(complete, 0.1):
+            self._look(members, statement, is_late=True)
+            if time.monotonic() > deadline:
+                missing = [r for r in members if r not in out]
+                self._post_progress(statement)
+                never = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} never arrived"
+                failure = Failure(self.rank, "CommTimeout", f"rank {self.rank} waited {self.timeout:g} s in {statement}: {never}")
+                raise self._break(self._echo(self._board.post_failure(failure), statement))
+        if number > 0:
+            self._board.forget(f"{key}/{number - 1}")  # whoever posted this one has read all of the one before
+        return [out[r] for r in members]
+
+    def close(self) -> None:
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        if self.broken is not None:
+            return
+        try:
+            self._board.post("closed", "")
+            patience = min(self.timeout, _PART)
+            everyone = range(self.size)
+            gone = self._board.poll(
+                lambda: self._board.failure() is not None or all(self._board.read("closed", r) is not None for r in everyone), patience
+            )
+            if not gone or self._board.failure() is not None:
+                self._break(PeerError("this world is closed", rank=self.rank))
+        except RuntimeError:  # the store's host has left already
+            self._break(PeerError("this world is closed", rank=self.rank))
+        self._lanes.clear()

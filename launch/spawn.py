@@ -1,0 +1,52 @@
+"""Run a function on N ranks from anywhere: a test, a notebook, a script.
+
+The ranks are threads of this process or processes of their own; either way the function gets its World as the first argument, the
+results come back as a list, and a failure on any rank is one RankError here. Nothing outlives the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hostir.errors import InputError, UnsupportedError
+
+
+def spawn(
+    fn: Callable[..., Any],
+    num_ranks: int,
+    transport: str = "gloo",
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    timeout: float = 60.0,
+    device: str | torch.device | None = None,
+) -> list[Any]:
+    """``fn(world, *args, **kwargs)`` on ``num_ranks`` ranks; the list of results in rank order.
+
+    ``transport``: ``"threads"`` (N threads here; CPU or one GPU) or ``"gloo"`` (N processes on this machine). ``fn`` may be any
+    function, a lambda or a closure: processes get it, the arguments and the results by value. ``timeout`` (seconds) bounds each
+    communication, not the run. ``device``: default a GPU where there is one, else the CPU. Raises RankError when a rank fails: ``.rank``
+    failed first, ``.ranks`` holds every failed rank's report, ``__cause__`` is its exception; the other ranks are ended.
+    """
+    if num_ranks < 1:
+        raise InputError("a world has at least one rank", expected="1 or more", got=num_ranks)
+    if not callable(fn):
+        raise InputError("spawn runs a function", expected="fn(world, *args)", got=type(fn).__name__)
+    keywords = dict(kwargs or {})
+    match transport:
+        case "threads":
+            from hostir.launch.machine import pick_device
+            from hostir.launch.thread_ranks import run_threads
+
+            return run_threads(lambda world: fn(world, *args, **keywords), num_ranks, timeout=timeout, device=pick_device(device, 0))
+        case "gloo":
+            from hostir.launch.process_ranks import run_processes
+
+            return run_processes(fn, num_ranks, tuple(args), keywords, timeout=timeout, device=device)
+        case _:
+            raise UnsupportedError(
+                f"there is no transport {transport!r} here", refusals={transport: "spawn knows threads and gloo"}, expected="threads, gloo"
+            )
