@@ -111,7 +111,7 @@ class ParseError(HostIrError):
     """Text that is not a program; ``line`` and ``column`` count from 1 and the message shows the place with a caret."""
 
     def __init__(self, message: str, *, line: int, column: int, text: str, file: str = "<text>", **facts: Any) -> None:
-        caret = f"{text}\n{' ' * (column - 1)}^"
+        caret = f"{text}\n{''.join(c if c == chr(9) else ' ' for c in text[: column - 1])}^"
         super().__init__(f"{file}:{line}:{column}: {message}\n{caret}", **facts)
         self.line = line
         self.column = column
@@ -197,7 +197,7 @@ class RankError(HostIrError):
     def __str__(self) -> str:
         own = self.ranks.get(self.rank if self.rank is not None else -1)
         parts = [self.message]
-        if own:
+        if own and not self.message.endswith(own.strip()):
             parts.append(own.rstrip())
         others = {r: t for r, t in sorted(self.ranks.items()) if r != self.rank}
         if others:

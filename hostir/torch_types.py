@@ -14,7 +14,7 @@ _TO_TORCH: Final[Mapping[str, torch.dtype]] = MappingProxyType({d.name: getattr(
 _FROM_TORCH: Final[Mapping[torch.dtype, DType]] = MappingProxyType({t: DTYPES[n] for n, t in _TO_TORCH.items()})
 
 
-def torch_dtype(d: DType) -> torch.dtype:
+def to_torch(d: DType) -> torch.dtype:
     """``bf16`` -> ``torch.bfloat16``."""
     return _TO_TORCH[d.name]
 

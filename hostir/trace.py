@@ -28,7 +28,7 @@ from hostir.graph.row import REQUIRED, Function, Param, Row
 from hostir.graph.show import identifier
 from hostir.graph.table import TABLE
 from hostir.torch_forms import callable_form
-from hostir.torch_types import torch_dtype
+from hostir.torch_types import to_torch
 from hostir.trace_graph import add_graph
 from hostir.trace_symbols import SCALAR_CURE, Symbols, user_location
 from hostir.types import Expr, Memory, Sym, TensorType, Var, dims_of, dtype_of, key
@@ -270,7 +270,7 @@ def _trace(fn: Callable[..., Any], label: str, specs: Sequence[Spec], named: Map
             pairs = [symbols.size(d) for d in leaf.dims]
             f.params.append(TensorView(f, TensorType(leaf.dtype, tuple(p[0] for p in pairs), leaf.memory), argument))
             with mode:
-                fakes.append(torch.empty([p[1] for p in pairs], dtype=torch_dtype(leaf.dtype), device="cpu"))
+                fakes.append(torch.empty([p[1] for p in pairs], dtype=to_torch(leaf.dtype), device="cpu"))
             places.append(i)
         elif isinstance(leaf, str) and leaf in KINDS:
             var, fake = symbols.scalar(argument, leaf)  # type: ignore[arg-type]

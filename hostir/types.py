@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
-from hostir.errors import BuildError
+from hostir.errors import BuildError, caller_location
 
 # ---------------------------------------------------------------------------------------------------------------------- dtypes
 
@@ -62,7 +62,7 @@ def dtype_of(x: object) -> DType:
         return x
     text = str(x).removeprefix("torch.")
     if (found := DTYPES.get(text) or _BY_TORCH.get(text)) is None:
-        raise BuildError(f"{x} is not a dtype that programs know", expected=", ".join(DTYPES), got=text)
+        raise BuildError(f"{x} is not a dtype that programs know", expected=", ".join(DTYPES), got=text, loc=caller_location())
     return found
 
 
@@ -77,6 +77,7 @@ def _no_truth(what: str) -> bool:
     raise BuildError(
         f"{what} has no truth value while a program is being built",
         cure="use p.if_(condition) for a branch that ranks or trips take, & | ~ to combine conditions, hir.same(a, b) for equality",
+        loc=caller_location(),
     )
 
 
@@ -118,6 +119,15 @@ class Expr:
     def __neg__(self) -> Operand:
         return binary("-", 0, self)
 
+    def __and__(self, other: object) -> Predicate:
+        return Both(as_predicate(self), as_predicate(other))
+
+    def __or__(self, other: object) -> Predicate:
+        return Either(as_predicate(self), as_predicate(other))
+
+    def __invert__(self) -> Predicate:
+        return Negated(as_predicate(self))
+
     def __eq__(self, other: object) -> Predicate:  # type: ignore[override]
         return compare("==", self, other)
 
@@ -145,6 +155,7 @@ class Expr:
         raise BuildError(
             f"the host number {self} has no value while a program is being built",
             cure="loop with p.loop(n), index buffers with it; Python's range() and lists need a plain int",
+            loc=caller_location(),
         )
 
     def __str__(self) -> str:
@@ -283,27 +294,34 @@ _FOLD: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
 }
 
 
-def _operand(x: object) -> Operand:
-    if isinstance(x, Expr) or (isinstance(x, (int, float)) and not isinstance(x, bool)):
-        return x
+def operand(x: object) -> Operand:
+    """``x`` as a host number: numbers and expressions as they are, whatever has ``__index__`` as an int."""
+    if isinstance(x, Var) and x.kind == "bool":
+        raise BuildError(f"%{x.name} is a condition, not a number", cure="use it in p.if_, with & | ~; or declare an int scalar", loc=caller_location())
+    if isinstance(x, Expr) or (type(x) in (int, float)):
+        return x  # type: ignore[return-value]
+    if isinstance(x, float):
+        return float(x)
     if hasattr(x, "__index__"):
         return int(x.__index__())
-    raise BuildError(f"{x!r} cannot be part of a host expression", expected="a number, a loop index, a size or a rank", got=type(x).__name__)
+    raise BuildError(
+        f"{x!r} cannot be part of a host expression", expected="a number, a loop index, a size or a rank", got=type(x).__name__, loc=caller_location()
+    )
 
 
 def binary(op: str, left: object, right: object) -> Operand:
     """``left op right``; two numbers fold, nothing else is rewritten (so text round-trips)."""
-    a, b = _operand(left), _operand(right)
+    a, b = operand(left), operand(right)
     if isinstance(a, Expr) or isinstance(b, Expr):
         return Bin(op, a, b)
     if op in ("//", "%") and b == 0:
-        raise BuildError(f"{a} {op} 0: division by zero in a host expression")
+        raise BuildError(f"{a} {op} 0: division by zero in a host expression", loc=caller_location())
     result: Operand = _FOLD[op](a, b)
     return result
 
 
 def compare(op: str, left: object, right: object) -> Predicate:
-    a, b = _operand(left), _operand(right)
+    a, b = operand(left), operand(right)
     if isinstance(a, Expr) or isinstance(b, Expr):
         return Cmp(op, a, b)
     return Truth(bool(_FOLD[op](a, b)))
@@ -325,7 +343,8 @@ def as_predicate(x: object) -> Predicate:
         return x
     if isinstance(x, bool) or (isinstance(x, Var) and x.kind == "bool"):
         return Truth(x)
-    raise BuildError(f"{x} is not a condition", expected="a comparison of host numbers", cure="compare it: for example `x != 0`")
+    text = f"{show_expr(x)} is not a condition" if isinstance(x, Expr) else f"{x!r} is not a condition"
+    raise BuildError(text, expected="a comparison of host numbers", cure="compare it: for example `x != 0`", loc=caller_location())
 
 
 # ------------------------------------------------------------------------------------------------------------- walking a tree
@@ -349,6 +368,13 @@ def leaves(e: Tree) -> Iterator[Leaf]:
         yield e
     for c in children(e):
         yield from leaves(c)
+
+
+def is_whole(e: Tree) -> bool:
+    """Whether ``e`` is an integer whatever its leaves are: nothing in it is a float."""
+    if isinstance(e, float) or (isinstance(e, Var) and e.kind == "float"):
+        return False
+    return all(is_whole(c) for c in children(e))
 
 
 def leaf_key(e: Leaf) -> tuple[object, ...]:
@@ -607,9 +633,9 @@ class TensorType:
 
 def dim(x: object) -> Dim:
     """A size given by a user: a non-negative int or a host expression."""
-    value = _operand(x)
+    value = operand(x)
     if isinstance(value, float) or (isinstance(value, int) and value < 0):
-        raise BuildError(f"{x} is not a size", expected="an int of at least 0, a symbol or a host expression", got=x)
+        raise BuildError(f"{x} is not a size", expected="an int of at least 0, a symbol or a host expression", got=x, loc=caller_location())
     return value
 
 

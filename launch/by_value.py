@@ -13,7 +13,7 @@ import sys
 import types
 from collections import ChainMap
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 
@@ -30,7 +30,7 @@ def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
 
 
 class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
-    dispatch_table = ChainMap({types.CodeType: _reduce_code}, cloudpickle.CloudPickler.dispatch_table)
+    dispatch_table: ClassVar = ChainMap({types.CodeType: _reduce_code}, cloudpickle.CloudPickler.dispatch_table)
 
 
 def dumps(value: object) -> bytes:

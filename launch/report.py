@@ -35,7 +35,10 @@ def first_line(error: BaseException) -> str:
 
 def of_exception(rank: int, error: BaseException) -> Report:
     """A rank whose function raised."""
-    text = "".join(traceback.format_exception(error)).rstrip()
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("hostir.launch."):
+        trace = trace.tb_next  # what started the function is not the user's concern
+    text = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
     headline = f"rank {rank}: {first_line(error)}"
     if isinstance(error, SystemExit):
         headline = f"rank {rank} exited with code {error.code}"

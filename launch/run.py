@@ -111,7 +111,7 @@ class _Job:
 
     def _copy(self, rank: int, source: IO[str], target: IO[str]) -> None:
         for line in source:
-            text = line.rstrip("\n")
+            text = line.rstrip("\n").removeprefix(f"[rank{rank}]: ")  # torch's own hook says the rank as well
             with self._lock:
                 if text.strip() and target is sys.stderr and not text.startswith((" ", "\t")):
                     self.last_lines[rank] = text
@@ -155,7 +155,7 @@ class _Job:
         first = Board.standing_failure(dist.PrefixStore("hostir/0/1", store))
         out = []
         for rank, known in failed.items():
-            said = self.last_lines.get(rank, "").removeprefix(f"[rank{rank}]: ")
+            said = self.last_lines.get(rank, "")
             headline = f"rank {rank}: {said}" if "exited with code 1" in known.headline and said else known.headline
             out.append(report.Report(rank, headline, is_echo=first is not None and first.rank != rank and rank not in first.ranks, when=known.when))
         return out

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import runpy
 import signal
 import sys
+from types import ModuleType
+from typing import Final
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG: Final = 1
 
 
 def end_with_launcher(launcher: int) -> None:
@@ -24,8 +25,20 @@ def main() -> None:
     if (launcher := os.environ.pop("HOSTIR_LAUNCHER", "")).isdigit():
         end_with_launcher(int(launcher))
     del sys.argv[0]
-    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    path = os.path.abspath(sys.argv[0])
+    sys.path[0] = os.path.dirname(path)
+    module = ModuleType("__main__")
+    module.__file__ = path
+    sys.modules["__main__"] = module
+    with open(path, "rb") as file:
+        code = compile(file.read(), path, "exec")
+    try:
+        exec(code, module.__dict__)
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001  shown as the interpreter would, without this file's own frame
+        sys.excepthook(type(error), error, error.__traceback__.tb_next if error.__traceback__ else None)
+        sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
 
 
 if __name__ == "__main__":

@@ -97,6 +97,30 @@ class Row:
         return tuple(p for p in self.params if not p.operand)
 
     @property
+    def view(self) -> bool:
+        return "view" in self.flags
+
+    @property
+    def random(self) -> bool:
+        return "random" in self.flags
+
+    @property
+    def library(self) -> bool:
+        return "library" in self.flags
+
+    @property
+    def reduction(self) -> bool:
+        return "reduction" in self.flags
+
+    @property
+    def composite(self) -> bool:
+        return "composite" in self.flags
+
+    @property
+    def pointwise(self) -> bool:
+        return "pointwise" in self.flags
+
+    @property
     def signature(self) -> str:
         """For messages: ``sum(x, dims = none, keepdim = false, dtype = none)``."""
         from hostir.graph.show import show_arg

@@ -77,11 +77,11 @@ MOVES: Final[tuple[Row, ...]] = (
         overloads=("select_scatter.default(x=self, y=src, dim=dim, index=index)",), shard="slice", cost="copy",
     ),
     row(
-        "tril", "x: tensor | diagonal: int = 0", rule.same_type, "torch.tril(x, diagonal)", out="+",
+        "tril", "x: tensor | diagonal: int = 0", rule.triangle, "torch.tril(x, diagonal)", out="+",
         overloads=("tril.default(x=self, diagonal=diagonal)",), cost="copy",
     ),
     row(
-        "triu", "x: tensor | diagonal: int = 0", rule.same_type, "torch.triu(x, diagonal)", out="+",
+        "triu", "x: tensor | diagonal: int = 0", rule.triangle, "torch.triu(x, diagonal)", out="+",
         overloads=("triu.default(x=self, diagonal=diagonal)",), cost="copy",
     ),
     # indexing

@@ -51,11 +51,9 @@ def position(x: TensorType, dim: int | None, keepdim: bool) -> TensorType:
 
 def topk(x: TensorType, k: Any, dim: int, largest: bool, sorted: bool) -> tuple[TensorType, TensorType]:  # noqa: A002, ARG001
     at = wrap_dim(dim, len(x.dims))
-    if not x.dims:
-        return TensorType(x.dtype, ()), TensorType(I64, ())
-    size = x.dims[at]
+    size = x.dims[at] if x.dims else 1
     need(not (isinstance(k, int) and isinstance(size, int)) or 0 <= k <= size, f"dim {at} has no {k} elements", expected=f"at most {size}", got=k)
-    dims = (*x.dims[:at], k, *x.dims[at + 1 :])
+    dims = (*x.dims[:at], k, *x.dims[at + 1 :]) if x.dims else ()
     return TensorType(x.dtype, dims), TensorType(I64, dims)
 
 
@@ -82,7 +80,8 @@ def normalised(x: TensorType, shape: Sequence[Dim], *parts: TensorType | None) -
             need(len(part.dims) == rank, "weight and bias have the normalised shape", expected=list(shape), got=part)
             for want, have in zip(shape, part.dims, strict=True):
                 equal_or_fail(want, have, "weight or bias")
-    need(not x.dtype.is_integral, "normalisation works on floats", got=x.dtype)
+    need(x.dtype.is_float, "normalisation works on floats", got=x.dtype)
+    need(all(p is None or p.dtype.is_float for p in parts), "weight and bias are floats", got=", ".join(str(p) for p in parts))
 
 
 def layer_norm(x: TensorType, w: TensorType | None, b: TensorType | None, shape: Sequence[Dim], eps: object) -> TensorType:  # noqa: ARG001
@@ -92,7 +91,7 @@ def layer_norm(x: TensorType, w: TensorType | None, b: TensorType | None, shape:
 
 def rms_norm(x: TensorType, w: TensorType | None, shape: Sequence[Dim], eps: object) -> TensorType:  # noqa: ARG001
     normalised(x, shape, w)
-    return TensorType(x.dtype if w is None else promote(x.dtype, w.dtype), x.dims)
+    return TensorType(x.dtype, x.dims)
 
 
 # ------------------------------------------------------------------------------------------------------------ matrix products
@@ -165,6 +164,7 @@ def baddbmm(c: TensorType, x: TensorType, y: TensorType, beta: object, alpha: ob
 def sdpa(q: TensorType, k: TensorType, v: TensorType, mask: TensorType | None, gqa: bool, **_: Any) -> TensorType:  # noqa: ARG001
     """softmax(q kT * scale + mask) v, over the last two dims."""
     dtype = _one_dtype(q, k, v)
+    need(dtype.is_float, "attention works on floats", got=dtype)
     need(all(len(t.dims) >= 2 for t in (q, k, v)), "attention takes at least two dims, rows and features", got=f"{q}, {k}, {v}")
     equal_or_fail(q.dims[-1], k.dims[-1], "features of query and key")
     equal_or_fail(k.dims[-2], v.dims[-2], "rows of key and value")
@@ -178,6 +178,7 @@ def cross_entropy(x: TensorType, target: TensorType, w: TensorType | None, reduc
     batch = () if len(x.dims) == 1 else (x.dims[0], *x.dims[2:])
     classes = x.dims[0] if len(x.dims) == 1 else x.dims[1]
     shape = x.dims if target.dtype.is_float else batch
+    need(target.dtype.is_float or target.dtype.name in ("i64", "u8"), "class numbers are i64", expected="i64", got=target.dtype, cure="cast them")
     need(len(target.dims) == len(shape), "targets are class numbers, or one probability a class", expected=list(shape), got=target)
     for a, c in zip(shape, target.dims, strict=True):
         equal_or_fail(a, c, "targets")

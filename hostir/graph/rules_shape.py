@@ -14,6 +14,12 @@ def same_type(x: TensorType, **_: Any) -> TensorType:
     return TensorType(x.dtype, x.dims)
 
 
+def triangle(x: TensorType, diagonal: int) -> TensorType:  # noqa: ARG001
+    """tril and triu."""
+    need(len(x.dims) >= 2, "a triangle needs two dims", expected="at least two", got=x)
+    return TensorType(x.dtype, x.dims)
+
+
 def cast(x: TensorType, dtype: DType) -> TensorType:
     return TensorType(dtype, x.dims)
 

@@ -14,6 +14,7 @@ from hostir.graph.fusion import Fusion
 from hostir.graph.unify import result_types, unify
 from hostir.ir.nodes import (
     COMMS,
+    DEFAULTS,
     MAIN,
     MODIFIERS,
     REDUCTIONS,
@@ -37,10 +38,27 @@ from hostir.ir.nodes import (
     blocks,
     reads,
     trees,
+    whole_numbers,
     writes,
 )
 from hostir.ir.views import view_type
-from hostir.types import Dim, Operand, Rank, Size, Sym, TensorType, Tree, Var, binary, dims_equal, leaves, product, show_expr, simplify
+from hostir.types import (
+    Dim,
+    Operand,
+    Rank,
+    Size,
+    Sym,
+    TensorType,
+    Tree,
+    Var,
+    binary,
+    dims_equal,
+    is_whole,
+    leaves,
+    product,
+    show_expr,
+    simplify,
+)
 
 
 def axis_size(axes: Iterable[Axis], name: str) -> Dim:
@@ -142,6 +160,9 @@ class Checker:
         """Check one statement; for loops, branches and groups only the head."""
         for e in trees(s):
             self._expr(e, "this statement")
+        for e in whole_numbers(s):
+            if not is_whole(e):
+                raise BuildError(f"{show_expr(e)} is not an integer", cure="sizes, indices, ranks and loop bounds are integers: use // instead of /")
         for b in reads(s):
             self.use(b)
         match s:
@@ -228,7 +249,7 @@ class Checker:
             value = getattr(s, name)
             if name in kind.needs and value is None:
                 raise BuildError(f"{s.kind} needs `{'from' if name == 'source' else name}`")
-            if name not in kind.uses and value not in (None, 0, "sum"):
+            if name not in kind.uses and value is not None and (name not in DEFAULTS or value != DEFAULTS[name]):
                 raise BuildError(f"{s.kind} takes no `{'from' if name == 'source' else name}`")
         if s.op not in REDUCTIONS:
             raise BuildError(f"{s.op} is no reduction", expected=", ".join(REDUCTIONS), got=s.op)

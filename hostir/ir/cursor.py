@@ -105,15 +105,22 @@ class Cursor:
         except BuildError as e:
             raise self.text.error(token, e.message, expected=e.expected, got=e.got, cure=e.cure) from None
 
+    def whole(self, what: str) -> int:
+        """A literal that is a dimension, a rank or a mesh size."""
+        token = self.kind("number", what)
+        if not token.text.isdigit():
+            self.fail(f"expected {what}, found {token.text!r}", token)
+        return int(token.text)
+
     # ---- types
 
-    def type(self) -> TensorType:
+    def type(self, *, memories: tuple[str, ...] = MEMORIES[1:]) -> TensorType:
         token = self.kind("id", "a dtype")
         if token.text not in DTYPES:
             self.fail(f"{token.text} is no dtype", token, expected=", ".join(DTYPES))
         self.expect("[")
         dims = self.listed("]", self.dim)
-        memory = self.next().text if self.token.kind == "id" and self.token.text in MEMORIES[1:] else "global"
+        memory = self.next().text if self.token.kind == "id" and self.token.text in memories else "global"
         return TensorType(DTYPES[token.text], dims, memory)  # type: ignore[arg-type]
 
     def dim(self) -> Dim:
@@ -129,8 +136,6 @@ class Cursor:
         token = self.token
         e = self.tree()
         if isinstance(e, Predicate):
-            if isinstance(e, Truth) and isinstance(e.value, Var):
-                return e.value
             self.fail("expected a number, found a condition", token)
         return e
 

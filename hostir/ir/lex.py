@@ -8,6 +8,8 @@ from typing import Final
 
 from hostir.errors import ParseError
 
+VERSION: Final = 1
+_HEADER: Final = re.compile(r"\#\ hostir\ (\d+)\s*$", re.ASCII | re.MULTILINE | re.VERBOSE)
 _PATTERN: Final = re.compile(
     r"""(?P<space>[ \t\r]+|\#[^\n]*)
       | (?P<newline>\n)
@@ -32,12 +34,16 @@ class Token:
 
 
 class Text:
-    """Source text with its tokens; makes errors that show the place."""
+    """Source text with its tokens; makes errors that show the place. A first line ``# hostir N`` says which version of the language
+    it is written in."""
 
     def __init__(self, text: str, file: str = "<text>") -> None:
         self.file = file
         self.lines = text.split("\n")
         self.tokens: list[Token] = []
+        header = _HEADER.match(text)
+        if header is not None and int(header[1]) != VERSION:
+            raise self.error(Token("punct", "#", 1, 1), f"this text is of version {header[1]}, and this hostir reads version {VERSION}")
         line, start, at = 1, 0, 0
         while at < len(text):
             found = _PATTERN.match(text, at)

@@ -270,6 +270,7 @@ _KINDS: Final = (
 )
 COMMS: Final[Mapping[str, CommKind]] = {k.name: k for k in _KINDS}
 REDUCTIONS: Final = ("sum", "avg", "prod", "min", "max")
+DEFAULTS: Final[Mapping[str, object]] = {"op": "sum", "dim": 0, "split": 0, "cat": 0}
 MODIFIERS: Final = ("op", "dim", "split", "cat", "to", "source", "send", "recv", "value")
 
 # ------------------------------------------------------------------------------------------------------------------- program
@@ -447,6 +448,17 @@ def trees(s: Stmt) -> Iterator[Tree]:
             return
         case _:
             assert_never(s)
+
+
+def whole_numbers(s: Stmt) -> Iterator[Tree]:
+    """Those of ``trees(s)`` that must be integers: all but a call's arguments and a branch's condition."""
+    match s:
+        case Call():
+            yield from stream_trees(s.stream)
+        case If():
+            return
+        case _:
+            yield from trees(s)
 
 
 def stream_trees(stream: Stream) -> Iterator[Tree]:

@@ -6,6 +6,7 @@ caret. ``parse_program(str(p)) == p``.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any, Final
 
@@ -61,6 +62,8 @@ class _Parser(Cursor):
         super().__init__(text)
         self.units: dict[str, Unit] = {}
         self.events: dict[str, Event] = {}
+        self.awaited: dict[str, Token] = {}
+        self.ending = self.token  # the program's `return`
         self.checker = Checker(())
 
     def file(self) -> tuple[dict[str, Unit], Program | None]:
@@ -100,7 +103,7 @@ class _Parser(Cursor):
         if self.token.text in _SCALARS and self.text.tokens[self.at + 1].text != "[":
             self.declare(token, fusion.scalar(token.text[1:], self.next().text))  # type: ignore[arg-type]
         else:
-            t = self.type()
+            t = self.type(memories=())
             self.declare(token, fusion.input(t.dims, t.dtype, name=token.text[1:]))
 
     def _operation(self, fusion: Fusion) -> None:
@@ -144,7 +147,10 @@ class _Parser(Cursor):
     def _arg(self) -> Arg:
         token = self.token
         if token.kind == "string":
-            return str(self.next().text[1:-1].replace('\\"', '"').replace("\\\\", "\\"))
+            try:
+                return str(json.loads(self.next().text))
+            except json.JSONDecodeError:
+                self.fail("this string has an escape that is none", token, expected=r"the escapes of JSON: \" \\ \n \u00e9 …")
         if token.kind == "value" and isinstance(self.names.get(token.text), TensorView):
             self.next()
             out: TensorView = self.names[token.text]
@@ -171,13 +177,17 @@ class _Parser(Cursor):
         axes: tuple[Axis, ...] = ()
         if self.accept("mesh"):
             self.expect("(")
-            axes = self.listed(")", self._axis)
+            seen: set[str] = set()
+            axes = self.listed(")", lambda: self._axis(seen))
         self.checker = Checker(axes)
         for token, param, inout in params:
             self.build(token, lambda p=param, i=inout: self.checker.param(p, inout=i))  # type: ignore[misc]
         scheduled = self.accept("scheduled")
         body, results = self._block(top=True)
-        self.build(self.token, lambda: self.checker.finish(results))
+        for name, token in self.awaited.items():
+            if name not in self.names:
+                self.fail(f"no statement is named {name}", token)
+        self.build(self.ending, lambda: self.checker.finish(results))
         return Program(
             ProgramData(
                 name, tuple(p for _, p, _ in params), frozenset(p for _, p, i in params if i and isinstance(p, Buffer)),
@@ -199,14 +209,17 @@ class _Parser(Cursor):
         self.declare(token, param)
         return token, param, inout
 
-    def _axis(self) -> Axis:
-        name = self.kind("id", "a mesh axis").text
+    def _axis(self, seen: set[str]) -> Axis:
+        token = self.kind("id", "a mesh axis")
+        if token.text in seen:
+            self.fail(f"the mesh axis {token.text} is there twice", token)
+        seen.add(token.text)
         if not self.accept("="):
-            return Axis(name)
-        token = self.kind("number", "a size")
-        if not token.text.isdigit() or int(token.text) < 1:
-            self.fail(f"{token.text} is not a mesh size", token)
-        return Axis(name, int(token.text))
+            return Axis(token.text)
+        size = self.kind("number", "a size")
+        if not size.text.isdigit() or int(size.text) < 1:
+            self.fail(f"{size.text} is not a mesh size", size)
+        return Axis(token.text, int(size.text))
 
     def _block(self, *, top: bool = False) -> tuple[tuple[Stmt, ...], tuple[Buffer, ...]]:
         self.expect("{")
@@ -217,6 +230,7 @@ class _Parser(Cursor):
                 token = self.next()
                 if not top:
                     self.fail("only the program itself returns", token)
+                self.ending = token
                 results = (self.value(Buffer, "buffer"),)
                 while self.accept(","):
                     results += (self.value(Buffer, "buffer"),)
@@ -325,7 +339,7 @@ class _Parser(Cursor):
             case "expand":
                 return Expand(self.listed(")", self.dim))
             case "permute":
-                return Permute(tuple(int(t.text) for t in self.listed(")", lambda: self.kind("number", "a dimension"))))
+                return Permute(self.listed(")", lambda: self.whole("a dimension")))
             case "peer":
                 rank = self.expr()
                 self.expect(")")
@@ -380,14 +394,17 @@ class _Parser(Cursor):
         fields: dict[str, Any] = {}
         while not self.accept(")"):
             token = self.kind("id", "a modifier")
-            if token.text in REDUCTIONS:
-                fields["op"] = token.text
-            elif token.text in ("dim", "split", "cat"):
-                fields[token.text] = int(self.kind("number", "a dimension").text)
-            elif token.text in ("to", "from", "value"):
-                fields["source" if token.text == "from" else token.text] = self.expr()
-            elif token.text in ("send", "recv"):
-                fields[token.text] = self._counts()
+            name = "op" if token.text in REDUCTIONS else "source" if token.text == "from" else token.text
+            if name in fields:
+                self.fail(f"{'the reduction' if name == 'op' else token.text} is there twice", token)
+            if name == "op":
+                fields[name] = token.text
+            elif name in ("dim", "split", "cat"):
+                fields[name] = self.whole("a dimension")
+            elif name in ("to", "source", "value") and token.text != "source":
+                fields[name] = self.expr()
+            elif name in ("send", "recv"):
+                fields[name] = self._counts()
             else:
                 self.fail(f"{token.text} is no modifier of {kind}", token, expected="an op, dim, split, cat, to, from, send, recv, value")
         team = self._over() if self.accept("over") else None
@@ -400,7 +417,7 @@ class _Parser(Cursor):
 
     def _over(self) -> Team:
         if self.accept("["):
-            return tuple(int(t.text) for t in self.listed("]", lambda: self.kind("number", "a rank")))
+            return self.listed("]", lambda: self.whole("a rank"))
         if self.accept("("):
             return tuple(t.text for t in self.listed(")", lambda: self.kind("id", "a mesh axis")))
         return (self.kind("id", "a mesh axis").text,)
@@ -409,7 +426,8 @@ class _Parser(Cursor):
         self.next()
         what: Stream | Event
         if self.token.kind == "event":
-            name = self.next().text
+            name = self.token.text
+            self.awaited.setdefault(name, self.next())
             what = self.events.setdefault(name, Event(name[1:]))
         else:
             what = self._stream()

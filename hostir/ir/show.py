@@ -7,9 +7,10 @@ equal bodies once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import assert_never
+from typing import Final, assert_never
 
 from hostir.graph.show import show_fusion
+from hostir.ir.lex import VERSION
 from hostir.ir.nodes import (
     COMMS,
     MAIN,
@@ -43,7 +44,7 @@ from hostir.ir.nodes import (
 )
 from hostir.types import Operand, Tree, Var, number_text, show_expr
 
-HEADER = "# hostir 1"
+HEADER: Final = f"# hostir {VERSION}"
 
 
 class Names:

@@ -31,7 +31,7 @@ class World:
     local_size: int
     device: torch.device
     backend: str
-    comms: Comms
+    comms: Comms = field(repr=False)
     on_close: list[Callable[[], None]] = field(default_factory=list, repr=False)
     _tokens: list[Token[World | None]] = field(default_factory=list, repr=False)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from hostir.errors import CommTimeout, HostIrError, PeerError, RankMismatchError
+from hostir.errors import CommTimeout, HostIrError, InputError, PeerError, RankMismatchError
 from hostir.runtime.comms import agree
 from hostir.runtime.comms.moves import run_collective, run_message
 from hostir.runtime.comms.protocol import CommCall, show_call, show_type
@@ -31,6 +31,7 @@ class Arrival:
         self.meeting: Meeting | None = None
         self.finished = False
         self.error: HostIrError | None = None
+        self.thread = threading.get_ident()
         self.ready: Any = _record(call)  # the inputs are ready after this event
         self.moved: Any = None  # the outputs are ready after this event
 
@@ -88,6 +89,7 @@ class Lane:
 
     issued: dict[int, int] = field(default_factory=dict)
     open: dict[int, Meeting] = field(default_factory=dict)
+    last: dict[int, Arrival] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,7 @@ class Hub:
         with self._changed:
             for a in arrivals:
                 self.refuse_if_broken(a.rank, a.text())
+                self._refuse_two_threads(a)
             for a in arrivals:
                 matched = self._match(a) if a.call.kind in ("send", "recv") else self._join(a)
                 if matched:
@@ -175,6 +178,12 @@ class Hub:
                     a.error = error
                     a.finished = True
                 self._changed.notify_all()
+
+    def _refuse_two_threads(self, a: Arrival) -> None:
+        lane = self._lanes.get((a.call.team, a.call.channel))
+        last = None if lane is None or a.call.kind in ("send", "recv") else lane.last.get(a.rank)
+        if last is not None and not last.finished and last.thread != a.thread:
+            raise two_threads(a.call.team, a.rank, a.text())
 
     def _match(self, a: Arrival) -> list[Arrival] | None:
         call, team = a.call, a.call.team
@@ -190,6 +199,7 @@ class Hub:
 
     def _join(self, a: Arrival) -> list[Arrival] | None:
         lane = self._lanes.setdefault((a.call.team, a.call.channel), Lane())
+        lane.last[a.rank] = a
         number = lane.issued.get(a.rank, 0)
         lane.issued[a.rank] = number + 1
         a.meeting = lane.open.setdefault(number, Meeting(number))
@@ -309,6 +319,16 @@ def _complaint(group: Sequence[Arrival]) -> str | None:
 
 def _ranks(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+def two_threads(ranks: Sequence[int], rank: int, statement: str) -> InputError:
+    """The error for two threads of one rank that communicate over one team at the same time."""
+    return InputError(
+        f"two threads communicate over team {list(ranks)} at the same time: which of them the other ranks would meet is chance",
+        rank=rank,
+        statement=statement,
+        cure="give each thread its own channel (CommCall.channel), or run them one after another",
+    )
 
 
 def _record(call: CommCall) -> Any:

@@ -25,7 +25,7 @@ from hostir.errors import CommTimeout, HostIrError, InputError, PeerError, RankM
 from hostir.runtime.comms import agree
 from hostir.runtime.comms.board import Board, Failure, Progress
 from hostir.runtime.comms.gloo import Steps
-from hostir.runtime.comms.hub import Arrival, Hub
+from hostir.runtime.comms.hub import Arrival, Hub, two_threads
 from hostir.runtime.comms.moves import run_collective
 from hostir.runtime.comms.protocol import CommCall, Work, check_call, show_call
 from hostir.runtime.comms.threads import GroupWork
@@ -178,7 +178,7 @@ class ProcessComms:
                 f"this world has failed: {headline}",
                 ranks=getattr(self.broken, "ranks", ()),
                 rank=self.rank,
-                statement=call.where() or None,
+                statement=call.where() or show_call(call),
                 cure="make a new world: leave this one and call hir.launch.init (or spawn) again",
             )
 
@@ -199,12 +199,7 @@ class ProcessComms:
             lane = self._lane(ranks, call.channel, "message" if is_message else "team")
             last = lane.last
             if last is not None and last.thread != threading.get_ident() and not last.finished and not self.poll(last):
-                raise InputError(
-                    f"two threads communicate over team {list(ranks)} at the same time: which of them the others would meet is chance",
-                    rank=self.rank,
-                    statement=call.where() or show_call(call),
-                    cure="give each thread its own channel (CommCall.channel), or run them one after another",
-                )
+                raise two_threads(ranks, self.rank, call.where() or show_call(call))
             pending = Pending(self, lane, call)
             lane.issued += 1
             lane.last = pending
