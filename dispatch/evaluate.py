@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from hostir.dispatch.aliasing import Overlap, overlap, overlaps_itself
-from hostir.dispatch.evaluate_code import CODE_FILE, CodeWriter, Plan
+from hostir.dispatch.evaluate_code import CODE_FILE, HELPER_NAMES, CodeWriter, Plan
 from hostir.errors import HostIrError, InputError
 from hostir.graph.fusion import Fusion, Op, TensorView
 from hostir.graph.show import show_op
@@ -145,6 +145,19 @@ class Evaluator:
         with self._lock:
             self._writer.write(self._plan(args, places))
             return self._writer.source
+
+    helpers: Final[Mapping[str, Any]] = HELPER_NAMES
+
+    def code(
+        self, args: Sequence[Value], outs: Sequence[torch.Tensor | None]
+    ) -> tuple[str, Mapping[str, Any], torch.device]:
+        """What ``run`` would execute for tensors that lie in memory as these do: the text of ``run(a, o, device)``, the constants that
+        it names, and the device. Types are checked as in ``run``."""
+        places = self.places(args, outs)
+        self.check(args, places)
+        with self._lock:
+            self._writer.write(self._plan(args, places))
+            return self._writer.source, dict(self._writer.constants), self._device(args, places)
 
     # ---- planning
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import linecache
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -202,7 +203,7 @@ class CodeWriter:
 
     def _compiled(self, text: str) -> Callable[..., list[Any]]:
         self.source = text
-        names: dict[str, Any] = {**GLOBALS, **self.constants, "apart": _apart, "keep": _keep}
+        names: dict[str, Any] = {**GLOBALS, **self.constants, **HELPER_NAMES}
         exec(compile(text, CODE_FILE, "exec"), names)
         made: Callable[..., list[Any]] = names["run"]
         return made
@@ -230,6 +231,9 @@ def _keep(value: torch.Tensor, out: torch.Tensor, position: int) -> torch.Tensor
     """A temporary: another output overwrites what ``value`` shows before it is copied."""
     fits(value, out, position)
     return value.clone()
+
+
+HELPER_NAMES: Final[Mapping[str, Any]] = MappingProxyType({"apart": _apart, "keep": _keep})
 
 
 def dims_leaves(t: TensorType) -> Iterator[Leaf]:

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, ClassVar, Final, Literal
 
 import torch
 
 from hostir.dispatch.binding import Binding, bind, check_type, shares_memory
+from hostir.dispatch.compiled import MAX_SETS, CompiledProgram
 from hostir.dispatch.dispatch import ExecutorDispatch
+from hostir.dispatch.fast import FastCall
 from hostir.dispatch.interpreter import Interpreter
 from hostir.dispatch.protocol import Executor, Ids, No, all_or_none
 from hostir.dispatch.segments import Segments
 from hostir.errors import InputError, NotCompiledError, RankMismatchError
 from hostir.graph.fusion import Fusion
 from hostir.ir.check import check_program
-from hostir.ir.nodes import Alloc, Buffer, Comm, Program, every
+from hostir.ir.nodes import Alloc, Buffer, Call, Comm, Program, every, trees
 from hostir.ir.walk import Scope, resolve_mesh
 from hostir.mesh import Mesh
 from hostir.passes.reshard import communications, lower_communications
 from hostir.runtime.comms.protocol import Comms
 from hostir.runtime.world import World, current_world
+from hostir.types import Var, leaves
 
-MODES = ("checked", "compiled", "graph", "auto")
+MODES: Final = ("checked", "compiled", "graph", "auto")
+MAX_PLANS: Final = 32
 
 
 class HostIrExecutor(Executor):
@@ -39,6 +45,7 @@ class HostIrExecutor(Executor):
         mode: str = "checked",
         device: torch.device | str | None = None,
         dispatch: ExecutorDispatch | None = None,
+        outputs: str = "fresh",
     ) -> None:
         super().__init__(ids)
         self.mode = mode
@@ -47,6 +54,10 @@ class HostIrExecutor(Executor):
         self._dispatch = dispatch or ExecutorDispatch.default()
         self._segments: dict[torch.device, Segments] = {}
         self._agreed: set[str] = set()
+        self._plans: OrderedDict[Hashable, CompiledProgram] = OrderedDict()
+        self._control: tuple[Var, ...] = ()
+        self._outputs = outputs
+        self._fast: list[FastCall] = []
         self._epoch = 0
 
     @classmethod
@@ -61,6 +72,7 @@ class HostIrExecutor(Executor):
         p = fusion if isinstance(fusion, Program) else lower_communications(fusion)
         check_program(p)
         self._program = p
+        self._control = control_scalars(p)
         if self._wanted_device is not None:
             self._segments_on(self._wanted_device)
 
@@ -75,8 +87,14 @@ class HostIrExecutor(Executor):
 
     def __call__(self, *args: Any, out: torch.Tensor | Sequence[torch.Tensor] | None = None) -> Any:
         """Run. Returns None, a tensor, or a tuple of them; ``out=`` is written instead of fresh tensors."""
+        world = self._world()
+        for entry in self._fast:
+            if entry.fits(args, out, world):
+                self._epoch += 1
+                return entry.run(out, self._epoch)
         given = None if out is None else [out] if isinstance(out, torch.Tensor) else list(out)
         results = self.run(args, given)
+        self._remember(args, out, world, results)
         return None if not results else results[0] if len(results) == 1 else tuple(results)
 
     def _run(self, args: Sequence[Any], outputs: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
@@ -100,7 +118,36 @@ class HostIrExecutor(Executor):
                 self._agree(comms, mesh, binding)
             self._epoch += 1
             scope = Scope(mesh, rank, binding.dims, binding.scalars, self._epoch)
-            return self._interpret(scope, binding, comms, outputs)
+            if self.mode == "checked":
+                return self._interpret(scope, binding, comms, outputs)
+            return self._plan(scope, mesh, binding, comms).run(binding, outputs, self._epoch)
+
+    def _plan(self, scope: Scope, mesh: Mesh, binding: Binding, comms: Comms | None) -> CompiledProgram:
+        """The compiled form for these sizes, made at their first run. Every thread has its own, with its own temporaries."""
+        control = tuple(binding.scalars[v] for v in self._control)
+        key = (threading.get_ident(), binding.device, tuple(sorted(binding.dims.items())), control, mesh.layout, mesh.shape)
+        if (found := self._plans.get(key)) is not None:
+            self._plans.move_to_end(key)
+            return found
+        made = CompiledProgram(
+            self._program, scope, binding, self._segments_on(binding.device), comms, static_outputs=self._outputs == "static"
+        )
+        self._plans[key] = made
+        while len(self._plans) > MAX_PLANS:
+            self._plans.popitem(last=False)
+        return made
+
+    def _remember(self, args: Sequence[Any], out: Any, world: World | None, results: Sequence[torch.Tensor]) -> None:
+        """Let the next call with these tensors take the short way."""
+        plan = next(reversed(self._plans.values()), None)
+        bound = None if plan is None else plan.bound()
+        if plan is None or bound is None or plan.single_output is None or (out is not None and results[0] is not out):
+            return
+        if out is not None and not plan.bound_to(out):
+            return
+        entries = self._fast
+        entries.append(FastCall(plan, bound, args, out, world, lambda e: entries.remove(e) if e in entries else None))
+        del entries[:-MAX_SETS]
 
     def _interpret(
         self, scope: Scope, binding: Binding, comms: Comms | None, outputs: Sequence[torch.Tensor] | None
@@ -239,11 +286,26 @@ def compile(  # noqa: A001
         raise InputError("compile takes a Program or a Fusion", got=type(program).__name__)
     if mesh is not None and not isinstance(mesh, Mesh):
         raise InputError("mesh is a hir.Mesh", got=type(mesh).__name__, cure="hir.Mesh.from_torch(device_mesh)")
-    ex = HostIrExecutor(mesh=mesh, mode=mode, device=device, dispatch=dispatch)
+    ex = HostIrExecutor(mesh=mesh, mode=mode, device=device, dispatch=dispatch, outputs=outputs)
     if mesh is not None and isinstance(program, Program):
         resolve_names(program, mesh)
     ex.compile(program)
     return ex
+
+
+def control_scalars(p: Program) -> tuple[Var, ...]:
+    """Host scalars on which loops, branches, sizes, views or peers depend: a compiled form holds for their values. Those that only
+    units compute with may change from run to run."""
+    found: dict[Var, None] = {}
+    for s in every(p.body):
+        for e in () if isinstance(s, Call) else trees(s):
+            found |= {x: None for x in leaves(e) if isinstance(x, Var) and x.role == "scalar"}
+        if isinstance(s, Call) and s.stream.index is not None:
+            found |= {x: None for x in leaves(s.stream.index) if isinstance(x, Var) and x.role == "scalar"}
+    for b in p.params:
+        if isinstance(b, Buffer):
+            found |= {x: None for d in b.type.dims for x in leaves(d) if isinstance(x, Var)}
+    return tuple(found)
 
 
 def resolve_names(p: Program, mesh: Mesh) -> None:

@@ -43,6 +43,9 @@ class Segments:
     def run(self, unit: Unit, args: Sequence[Any], outs: Sequence[torch.Tensor]) -> None:
         self._by_unit[id(unit)].executor.run(args, outs)
 
+    def executor(self, unit: Unit) -> Executor:
+        return self._by_unit[id(unit)].executor
+
     def rows(self) -> list[Segment]:
         return list(self._by_unit.values())
 

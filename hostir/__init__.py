@@ -47,17 +47,21 @@ _PUBLIC: Final[Mapping[str, str]] = {
     # meshes and tensor graphs
     "Fusion": "hostir.graph.fusion:Fusion",
     "Mesh": "hostir.mesh:Mesh",
+    "Partial": "hostir.graph.sharding:Partial",
+    "Replicate": "hostir.graph.sharding:Replicate",
+    "Shard": "hostir.graph.sharding:Shard",
     "ops": "hostir.graph.ops",
     "spec": "hostir.trace:spec",
     "trace": "hostir.trace:trace",
     "unit": "hostir.trace:unit",
     # programs
     "Program": "hostir.build:Program",
-    "parse": "hostir.ir.parse:parse_program",
+    "parse": "hostir.build:parse",
     "sym": "hostir.build:sym",
     "verify": "hostir.ir.verify:verify",
     "walk": "hostir.ir.walk:walk",
     # running
+    "Ids": "hostir.dispatch:Ids",
     "compile": "hostir.dispatch:compile",
     "launch": "hostir.launch",
 }
@@ -65,7 +69,9 @@ _PUBLIC: Final[Mapping[str, str]] = {
 if TYPE_CHECKING:  # the same table, for type checkers and editors
     from hostir import launch as launch
     from hostir.build import Program as Program
+    from hostir.build import parse as parse
     from hostir.build import sym as sym
+    from hostir.dispatch import Ids as Ids
     from hostir.dispatch import compile as compile
     from hostir.errors import BuildError as BuildError
     from hostir.errors import CommTimeout as CommTimeout
@@ -84,7 +90,9 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from hostir.errors import VerifyError as VerifyError
     from hostir.graph import ops as ops
     from hostir.graph.fusion import Fusion as Fusion
-    from hostir.ir.parse import parse_program as parse
+    from hostir.graph.sharding import Partial as Partial
+    from hostir.graph.sharding import Replicate as Replicate
+    from hostir.graph.sharding import Shard as Shard
     from hostir.ir.verify import verify as verify
     from hostir.ir.walk import walk as walk
     from hostir.mesh import Mesh as Mesh
@@ -127,16 +135,20 @@ __all__ = [
     "DeviceMemoryError",
     "Fusion",
     "HostIrError",
+    "Ids",
     "InputError",
     "Mesh",
     "MixedFusionError",
     "NotCompiledError",
     "ParseError",
+    "Partial",
     "PeerError",
     "PlanError",
     "Program",
     "RankError",
     "RankMismatchError",
+    "Replicate",
+    "Shard",
     "UnitTraceError",
     "UnsupportedError",
     "VerifyError",

@@ -72,7 +72,7 @@ class Buffer:
         """``buf[i]`` selects, ``buf[a:b]`` narrows, ``:`` keeps; several separated by commas."""
         raw = index if isinstance(index, tuple) else (index,)
         if any(r is Ellipsis for r in raw):
-            at = raw.index(Ellipsis)
+            at = next(i for i, r in enumerate(raw) if r is Ellipsis)  # not raw.index: == of host numbers has no truth value
             raw = (*raw[:at], *[slice(None)] * (self.ndim - len(raw) + 1), *raw[at + 1 :])
         items = tuple(self._item(r, self.shape[position] if position < self.ndim else 0) for position, r in enumerate(raw))
         return self._view(Index(items))
@@ -80,7 +80,7 @@ class Buffer:
     def _item(self, r: Any, size: Dim) -> Operand | Span | None:
         if isinstance(r, slice):
             if r.step not in (None, 1):
-                raise BuildError("a view takes every element of a range", got=f"step {r.step}", cure="reshape, then select", loc=caller_location())
+                raise self._error("a view takes every element of a range", got=f"step {r.step}", cure="reshape, then select")
             if r.start is None and r.stop is None:
                 return None
             start = 0 if r.start is None else self._number(r.start)
@@ -93,18 +93,14 @@ class Buffer:
             return r
         if hasattr(r, "__index__") and not isinstance(r, bool):
             return int(r.__index__())
-        raise BuildError(
-            f"a buffer is indexed by ints and host expressions, not by {type(r).__name__}", got=r,
-            cure="gather rows with a unit: p.call(lambda x, i: x[i], buf, index_buffer)", loc=caller_location(),
-        )  # fmt: skip
+        cure = "gather rows with a unit: p.call(lambda x, i: x[i], buf, index_buffer)"
+        raise self._error(f"a buffer is indexed by ints and host expressions, not by {type(r).__name__}", got=repr(r), cure=cure)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """``buf[i] = x`` copies the buffer ``x`` into the view."""
         if not isinstance(value, Buffer):
-            raise BuildError(
-                f"a buffer is set from a buffer, not from {type(value).__name__}", cure="fill one first: p.full(shape, value, dtype)",
-                program=self.program.name, loc=caller_location(),
-            )  # fmt: skip
+            cure = "fill one first: p.full(shape, value, dtype)"
+            raise self._error(f"a buffer is set from a buffer, not from {type(value).__name__}", cure=cure)
         self.program.copy(value, out=self[index])
 
     def select(self, dim: int, index: Operand) -> Buffer:
@@ -122,6 +118,10 @@ class Buffer:
         """Part ``index`` of ``chunks``: [min(i·c, t), min((i+1)·c, t)) with c = ceil(t / chunks); the last ones may be short or empty."""
         dim = self._dim(dim)
         total = self.shape[dim]
+        index, chunks = self._number(index), self._number(chunks)
+        index = wrap_index(index, chunks)
+        if isinstance(chunks, int) and (chunks < 1 or (isinstance(index, int) and not 0 <= index < chunks)):
+            raise self._error(f"there is no chunk {index} of {chunks}", expected="0 .. chunks - 1, of at least 1 chunk", got=index)
         size = binary("//", binary("-", binary("+", total, chunks), 1), chunks)
         start, stop = binary("*", index, size), binary("*", binary("+", index, 1), size)
         if not (isinstance(total, int) and isinstance(chunks, int) and total % chunks == 0):
@@ -130,8 +130,11 @@ class Buffer:
 
     def _dim(self, dim: int) -> int:
         if not -self.ndim <= dim < self.ndim:
-            raise BuildError(f"dim {dim} is outside a buffer of {self.ndim} dimensions", expected=self.type, loc=caller_location())
+            raise self._error(f"dim {dim} is outside a buffer of {self.ndim} dimensions", expected=self.type)
         return dim % self.ndim
+
+    def _error(self, message: str, **facts: Any) -> BuildError:
+        return BuildError(message, program=self.program.name, statement=f"a view of %{self.name}: {self.type}", loc=caller_location(), **facts)
 
     def reshape(self, *shape: Any) -> Buffer:
         """The same elements in another shape, as a view; one size may be -1."""
@@ -160,7 +163,7 @@ class Buffer:
 
     def peer(self, rank: Operand) -> Buffer:
         """The same symmetric buffer on rank ``rank`` of the mesh."""
-        return self._view(Peer(rank))
+        return self._view(Peer(self._number(rank)))
 
     # ---- what a buffer is not
 

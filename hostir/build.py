@@ -6,35 +6,32 @@ made lazily: a handle that nobody uses leaves no trace, one that is used becomes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
+
+import torch
 
 from hostir.buffers import Buffer
+from hostir.build_blocks import Structure, identifier
 from hostir.build_comm import Communication, On
 from hostir.build_ops import Operations, signature_of
-from hostir.errors import BuildError, Location, caller_location
+from hostir.errors import BuildError, HostIrError, Location, caller_location
 from hostir.graph.fusion import Fusion
 from hostir.graph.unify import result_types, unify
 from hostir.ir import nodes
-from hostir.ir.check import Checker, axis_size, team_size
+from hostir.ir.check import axis_size, team_size
 from hostir.ir.nodes import (
-    MAIN,
     Alloc,
     Argument,
     Axis,
     Call,
     Comm,
     Event,
-    For,
     Free,
-    Group,
-    If,
     ProgramData,
     Stmt,
-    Stream,
-    Sync,
     Unit,
     View,
     ViewOp,
@@ -45,76 +42,56 @@ from hostir.ir.parse import parse_program
 from hostir.mesh import Mesh
 from hostir.trace import Unit as TracedUnit
 from hostir.trace import unit as traced
-from hostir.types import Dim, Expr, Operand, Predicate, Rank, Sym, TensorType, Var, as_predicate, binary, dims_of, dtype_of, key
+from hostir.types import (
+    DTYPES,
+    Dim,
+    Expr,
+    Operand,
+    Predicate,
+    Rank,
+    Sym,
+    TensorType,
+    Var,
+    binary,
+    dims_of,
+    dtype_of,
+    key,
+)
+
+# Words that mean something else where a size can stand.
+_RESERVED: Final = frozenset({"true", "false", "none", "inf", "nan", "epoch", *DTYPES})
 
 
 def sym(name: str) -> Sym:
     """A symbolic size, bound by the input that has it as a size of its own."""
-    if not name.isidentifier():
-        raise BuildError(f"{name!r} cannot name a size", expected="an identifier")
+    if identifier(name) in _RESERVED:
+        raise BuildError(f"{name!r} cannot name a size: it is a word of program text", expected="another name", loc=caller_location())
     return Sym(name)
 
 
-class _Block:
-    """Statements under construction, and the views made in them."""
-
-    def __init__(self) -> None:
-        self.body: list[Stmt] = []
-        self.views: dict[object, nodes.Buffer] = {}
-
-
-class _Scope:
-    """A ``with`` block inside a program: ``opened`` runs at entry and gives what ``as`` binds, ``closed`` runs at a clean exit."""
-
-    def __init__(self, program: Program, opened: Callable[[], Any], closed: Callable[[], None]) -> None:
-        self._program = program
-        self._opened = opened
-        self._closed = closed
-
-    def __enter__(self) -> Any:
-        return self._opened()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if kind is None:
-            self._closed()
-
-
-class Branch:
-    """What ``with p.if_(…) as br`` binds: ``with br.else_():`` directly after it is the other branch."""
-
-    def __init__(self, program: Program, slot: int, block: _Block) -> None:
-        self._program = program
-        self._slot = slot
-        self._block = block
-
-    def else_(self) -> _Scope:
-        return self._program._else(self._block, self._slot)
-
-
-class Program(Operations, Communication, nodes.Program):
+class Program(Structure, Operations, Communication, nodes.Program):
     """A host program under construction, then sealed. See docs/ir.md for what the statements mean.
 
     ``mesh`` gives axis names and sizes (``hir.Mesh``); ``scheduled`` programs are taken exactly as written, streams and all.
     """
 
     def __init__(self, name: str = "program", mesh: Mesh | None = None, *, scheduled: bool = False) -> None:
-        if not name.isidentifier():
-            raise BuildError(f"{name!r} cannot name a program", expected="an identifier", loc=caller_location())
+        identifier(name)
         if mesh is not None and not isinstance(mesh, Mesh):
-            raise BuildError("a program's mesh is a hir.Mesh", got=type(mesh).__name__, cure="hir.Mesh.from_torch(device_mesh)")
+            raise BuildError(
+                "a program's mesh is a hir.Mesh",
+                program=name,
+                got=type(mesh).__name__,
+                cure="hir.Mesh.from_torch(device_mesh)",
+                loc=caller_location(),
+            )
         axes = () if mesh is None else tuple(Axis(n, None if mesh.shape is None else mesh.shape[i]) for i, n in enumerate(mesh.names))
+        Structure.__init__(self, axes)
         Operations.__init__(self)
         nodes.Program.__init__(self, ProgramData(name, axes=axes, scheduled=scheduled))
-        self._state = "open"
-        self._checker = Checker(axes)
-        self._blocks = [_Block()]
         self._params: list[nodes.Buffer | Var] = []
         self._inout: set[nodes.Buffer] = set()
         self._results: list[nodes.Buffer] = []
-        self._streams: list[Stream] = [MAIN]
-        self._in_group = False
-        self._synced: set[Event] = set()
-        self._kept: set[Event] = set()
 
     @staticmethod
     def of(p: nodes.Program) -> Program:
@@ -133,6 +110,8 @@ class Program(Operations, Communication, nodes.Program):
             raise BuildError(
                 f"the program {name} is {'dead: its with block raised' if self._state == 'dead' else 'still open'}",
                 cure="leave the with block first" if self._state == "open" else "build it again",
+                program=name,
+                loc=caller_location(),
             )
         return self._data
 
@@ -145,13 +124,15 @@ class Program(Operations, Communication, nodes.Program):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._state = "dead"
         if kind is not None:
-            self._state = "dead"
             return
+        if self._unentered:
+            forgotten = self._unentered[0]
+            raise BuildError(f"{forgotten.what}() is no block yet", cure=f"with p.{forgotten.what}(…):", program=self.name, loc=forgotten.loc)
         try:
             self._checker.finish(self._results)
         except BuildError as e:
-            self._state = "dead"
             raise e.with_context(program=self.name, loc=caller_location()) from None
         self._seal()
 
@@ -162,9 +143,7 @@ class Program(Operations, Communication, nodes.Program):
             return [replace(s, event=None)] if isinstance(s, (Call, Comm)) and s.event is not None and s.event not in keep else [s]
 
         body = rewrite(tuple(self._blocks[0].body), drop_event)
-        self._data = replace(
-            self._data, params=tuple(self._params), inout=frozenset(self._inout), body=body, results=tuple(self._results)
-        )
+        self._data = replace(self._data, params=tuple(self._params), inout=frozenset(self._inout), body=body, results=tuple(self._results))
         self._state = "sealed"
 
     def _need_open(self) -> None:
@@ -174,7 +153,7 @@ class Program(Operations, Communication, nodes.Program):
 
     def _usable(self, b: Buffer) -> None:
         if b.program is not self:
-            raise BuildError(f"%{b.name} belongs to the program {b.program.name}, not to {self.name}", loc=caller_location())
+            raise BuildError(f"%{b.name} belongs to the program {b.program.name}, not to {self.name}", program=self.name, loc=caller_location())
         self._need_open()
 
     # ---- statements
@@ -189,7 +168,8 @@ class Program(Operations, Communication, nodes.Program):
         except BuildError as e:
             from hostir.ir.show import Printer, UnitNames
 
-            text = next(Printer(UnitNames()).lines(s))
+            unnamed = replace(s, event=None) if isinstance(s, (Call, Comm)) else s
+            text = next(Printer(UnitNames()).lines(unnamed))
             raise e.with_context(program=self.name, statement=text, loc=s.loc) from None
 
     def _node(self, b: object) -> nodes.Buffer:
@@ -210,20 +190,13 @@ class Program(Operations, Communication, nodes.Program):
         self._blocks[-1].views[at] = out
         return out
 
-    def _on(self, on: On) -> Stream:
-        if on is None:
-            return self._streams[-1]
-        if self._in_group:
-            raise BuildError("inside a group, communications run on the group's stream", program=self.name, loc=caller_location())
-        return self.stream(on) if isinstance(on, str) else on
-
     # ---- values and memory
 
     def input(self, name: str, shape: object, dtype: object, *, memory: str = "global", inout: bool = False) -> Buffer:
         """A tensor that the caller passes, in the order of declaration. Any strides; ``inout`` allows writing it."""
         self._need_open()
         loc = caller_location()
-        node = nodes.Buffer(_identifier(name), _type(shape, dtype, memory))
+        node = nodes.Buffer(identifier(name), _type(shape, dtype, memory))
         self._declare(node, inout, loc)
         return Buffer(self, node.type, node=node)
 
@@ -232,7 +205,7 @@ class Program(Operations, Communication, nodes.Program):
         self._need_open()
         if dtype not in (int, float, bool):
             raise BuildError("a host scalar is int, float or bool", got=dtype, program=self.name, loc=caller_location())
-        v = Var(_identifier(name), "scalar", dtype.__name__)  # type: ignore[arg-type]
+        v = Var(identifier(name), "scalar", dtype.__name__)  # type: ignore[arg-type]
         self._declare(v, False, caller_location())
         return v
 
@@ -257,7 +230,7 @@ class Program(Operations, Communication, nodes.Program):
 
     def _alloc(self, t: TensorType, init: float | int | bool | None, name: str | None) -> Buffer:
         self._need_open()
-        node = nodes.Buffer(_identifier(name or "t"), t)
+        node = nodes.Buffer(identifier(name or "t"), t)
         self._add(Alloc(node, init, caller_location()))
         return Buffer(self, t, node=node)
 
@@ -292,9 +265,14 @@ class Program(Operations, Communication, nodes.Program):
                 self._usable(a)
             elif isinstance(a, Predicate):
                 raise BuildError("a condition cannot be an argument of a unit", program=self.name, loc=loc, cure="use p.if_")
+            elif isinstance(a, torch.Tensor):
+                cure = "declare an input, p.input(name, shape, dtype), and pass the tensor to each run"
+                raise BuildError("a tensor cannot be an argument while a program is built", program=self.name, loc=loc, cure=cure)
+            elif isinstance(a, (list, tuple)) and any(isinstance(x, Buffer) for x in a):
+                raise BuildError("a unit takes buffers one by one, not in a list", program=self.name, loc=loc, cure="write *buffers")
         try:
             ir_unit = self._unit(unit, args)
-        except BuildError as e:
+        except HostIrError as e:
             raise e.with_context(program=self.name, statement=f"call of {_name_of(unit)}", loc=loc) from None
         passed = [a for a in args if isinstance(a, (Buffer, Expr))] if not isinstance(unit, (Fusion, Unit)) else list(args)
         return self._call(ir_unit, passed, out, on, awaits, loc)
@@ -319,10 +297,18 @@ class Program(Operations, Communication, nodes.Program):
         handles: list[Buffer] = []
         outs: list[nodes.Buffer] = []
         for r, want in zip(results, wants, strict=True):
-            if r.hidden and r.alias is not None:
-                target = nodes_in[unit.fusion.params.index(r.alias)]
-                assert isinstance(target, nodes.Buffer)
-                outs.append(target)
+            if r.alias is not None:
+                written = args[unit.fusion.params.index(r.alias)]
+                outs.append(self._node(written))
+                if r.hidden:
+                    continue
+                if out is not None and self._node(given[len(handles)]) is not outs[-1]:
+                    raise BuildError(
+                        f"@{unit.name} writes this result in place, into %{written.name}", expected="that buffer, or no out=",
+                        got=f"%{given[len(handles)].name}", cure="call without out=, then p.copy", program=self.name,
+                        statement=f"call of @{unit.name}", loc=loc,
+                    )  # fmt: skip
+                handles.append(written)
                 continue
             if out is not None:
                 handle = given[len(handles)]
@@ -342,111 +328,12 @@ class Program(Operations, Communication, nodes.Program):
         if isinstance(unit, Unit):
             return unit
         if isinstance(unit, Fusion):
-            return self._units.setdefault(id(unit), Unit(_identifier(unit.name), unit))
+            return self._units.setdefault(id(unit), Unit(identifier(unit.name), unit))
         if not callable(unit):
             raise BuildError("a unit is a torch function, @hir.unit or a Fusion", got=type(unit).__name__)
         held = unit if isinstance(unit, TracedUnit) else traced(unit)
         fusion = held.fusion(signature_of(args))
-        return self._units.setdefault((id(fusion),), Unit(_identifier(held.name), fusion))
-
-    # ---- structure
-
-    def _inner(self, bindings: Sequence[object], given: Any, close: Callable[[_Block], None]) -> _Scope:
-        def opened() -> Any:
-            self._checker.enter(*bindings)
-            self._blocks.append(_Block())
-            return given
-
-        def closed() -> None:
-            self._checker.leave()
-            close(self._blocks.pop())
-
-        return _Scope(self, opened, closed)
-
-    def loop(self, *bounds: Operand, name: str | None = None) -> _Scope:
-        """``loop(stop)``, ``loop(start, stop)`` or ``loop(start, stop, step)``; ``with p.loop(n) as i:``. Zero trips are fine."""
-        self._need_open()
-        if not 1 <= len(bounds) <= 3:
-            raise BuildError("a loop takes stop, or start and stop, or start, stop and step", got=len(bounds), loc=caller_location())
-        start, stop = (0, bounds[0]) if len(bounds) == 1 else (bounds[0], bounds[1])
-        step = bounds[2] if len(bounds) == 3 else 1
-        head = For(Var(_identifier(name or "i")), binary("+", start, 0) if isinstance(start, int) else start, stop, step, (), caller_location())
-        self._check(head)
-        return self._inner([head.var], head.var, lambda block: self._blocks[-1].body.append(replace(head, body=tuple(block.body))))
-
-    def if_(self, condition: Any) -> _Scope:
-        """``with p.if_(cond) as br:``, then ``with br.else_():`` or ``with p.else_():`` directly after it."""
-        self._need_open()
-        head = If(as_predicate(condition), (), (), caller_location())
-        self._check(head)
-        outer = self._blocks[-1]
-        return self._inner((), Branch(self, len(outer.body), outer), lambda block: outer.body.append(replace(head, then=tuple(block.body))))
-
-    def else_(self) -> _Scope:
-        """The other branch of the ``if_`` written just before."""
-        return self._else(self._blocks[-1], len(self._blocks[-1].body) - 1)
-
-    def _else(self, outer: _Block, slot: int) -> _Scope:
-        self._need_open()
-        found = outer.body[slot] if 0 <= slot < len(outer.body) else None
-        if outer is not self._blocks[-1] or slot != len(outer.body) - 1 or not isinstance(found, If) or found.orelse:
-            raise BuildError("else_ stands directly after its if_", program=self.name, loc=caller_location())
-        branch = found
-
-        def close(block: _Block) -> None:
-            outer.body[slot] = replace(branch, orelse=tuple(block.body))
-
-        return self._inner((), None, close)
-
-    def group(self, on: On = None) -> _Scope:
-        """Communications of one team that progress together: all are posted before any is waited for."""
-        self._need_open()
-        stream, loc = self._on(on), caller_location()
-
-        def close(block: _Block) -> None:
-            self._in_group = False
-            self._streams.pop()
-            body = tuple(replace(c, event=None) if isinstance(c, Comm) else c for c in block.body)
-            self._add(Group(body, stream, loc))  # type: ignore[arg-type]
-
-        scope = self._inner((), None, close)
-        opened = scope._opened
-
-        def enter() -> Any:
-            self._in_group = True
-            self._streams.append(stream)
-            return opened()
-
-        scope._opened = enter
-        return scope
-
-    def on(self, stream: str | Stream) -> _Scope:
-        """The default stream of a block."""
-        target = self.stream(stream) if isinstance(stream, str) else stream
-        return _Scope(self, lambda: self._streams.append(target), lambda: self._streams.pop() and None)
-
-    def stream(self, name: str, index: Operand | None = None) -> Stream:
-        """A stream by name, optionally indexed: ``p.stream("s", i % 4)``. Same name and index = same stream."""
-        if name == MAIN.name and index is None:
-            return MAIN
-        return Stream(_identifier(name), index)
-
-    def sync(self, what: str | Stream | Event, stream: str | Stream = MAIN) -> None:
-        """``stream`` waits for all that is queued on ``what``, or for the latest execution of the statement that gave the event."""
-        if isinstance(what, Event):
-            self._synced.add(what)
-        source = self.stream(what) if isinstance(what, str) else what
-        self._need_open()
-        self._add(Sync(source, self.stream(stream) if isinstance(stream, str) else stream, caller_location()))
-
-    def event(self) -> Event:
-        """Name the call or communication written just before."""
-        self._need_open()
-        last = self._blocks[-1].body[-1] if self._blocks[-1].body else None
-        if not isinstance(last, (Call, Comm)) or last.event is None:
-            raise BuildError("event() names the call or communication written just before it", program=self.name, loc=caller_location())
-        self._kept.add(last.event)
-        return last.event
+        return self._units.setdefault((id(fusion),), Unit(identifier(held.name), fusion))
 
     # ---- ranks
 
@@ -454,7 +341,8 @@ class Program(Operations, Communication, nodes.Program):
         """This rank's position along ``axis``, or in the whole mesh (row-major)."""
         if axis is not None or len(self._data.axes) == 1:
             name = axis or self._data.axes[0].name
-            axis_size(self._data.axes, name)
+            with self._located("rank"):
+                axis_size(self._data.axes, name)
             return Rank(name)
         if not self._data.axes:
             raise BuildError("a program without a mesh has no ranks", program=self.name, cure="give mesh=", loc=caller_location())
@@ -465,7 +353,8 @@ class Program(Operations, Communication, nodes.Program):
 
     def size(self, axis: str | None = None) -> Dim:
         """The number of ranks along ``axis``, or in the whole mesh: an int where the mesh is sized."""
-        return team_size(self._data.axes, None if axis is None else (axis,))
+        with self._located("size"):
+            return team_size(self._data.axes, None if axis is None else (axis,))
 
 
 def parse(text: str, file: str = "<text>") -> Program:
@@ -474,12 +363,6 @@ def parse(text: str, file: str = "<text>") -> Program:
 
 
 # ------------------------------------------------------------------------------------------------------------------- helpers
-
-
-def _identifier(name: str) -> str:
-    if not name.isidentifier():
-        raise BuildError(f"{name!r} is no name", expected="letters, digits and _", loc=caller_location())
-    return name
 
 
 def _type(shape: object, dtype: object, memory: str) -> TensorType:
@@ -497,13 +380,10 @@ def _name_of(unit: Any) -> str:
 
 def _op_key(op: ViewOp) -> tuple[object, ...]:
     if isinstance(op, nodes.Index):
-        parts: list[object] = []
-        for item in op.items:
-            parts.append(("span", key(item.start), key(item.stop)) if isinstance(item, nodes.Span) else None if item is None else key(item))
-        return ("index", *parts)
+        return ("index", *(("span", key(i.start), key(i.stop)) if isinstance(i, nodes.Span) else None if i is None else key(i) for i in op.items))
     if isinstance(op, nodes.Permute):
         return ("permute", *op.order)
     return (type(op).__name__, *(key(e) for e in view_trees(op)))
 
 
-__all__ = ["Branch", "Buffer", "Program", "parse", "sym"]
+__all__ = ["Buffer", "Program", "parse", "sym"]

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from hostir.buffers import Buffer
-from hostir.errors import caller_location
+from hostir.errors import BuildError, caller_location
 from hostir.ir import nodes
 from hostir.ir.nodes import Comm, Event, Stmt, Stream, Team
-from hostir.types import Operand
+from hostir.types import Operand, operand
 
 On = str | Stream | None
 Over = str | Sequence[str] | Sequence[int] | None
 
 
 def _dim(x: Buffer, dim: int) -> int:
-    return dim + max(x.ndim, 1) if dim < 0 else dim
+    return dim + max(x.ndim, 1) if isinstance(x, Buffer) and dim < 0 else dim
 
 
 def _team(over: Over) -> Team:
@@ -24,6 +25,8 @@ def _team(over: Over) -> Team:
         return None
     if isinstance(over, str):
         return (over,)
+    if not isinstance(over, Sequence):
+        raise BuildError("over takes a mesh axis, a tuple of axes or a list of ranks", got=over)
     if all(isinstance(r, int) for r in over):
         return tuple(int(r) for r in over)
     return tuple(str(a) for a in over)
@@ -41,6 +44,9 @@ class Communication:
     def _on(self, on: On) -> Stream:
         raise NotImplementedError
 
+    def _located(self, statement: str | None = None) -> AbstractContextManager[None]:
+        raise NotImplementedError
+
     def _add(self, s: Stmt) -> None:
         raise NotImplementedError
 
@@ -51,7 +57,10 @@ class Communication:
         source = tuple(self._node(b) for b in ins)
         target = tuple(self._node(b) for b in outs)
         stream = self._on(on)
-        self._add(Comm(kind, target, source, team=_team(over), stream=stream, event=event, loc=loc, **fields))
+        with self._located(kind):
+            team = _team(over)
+            numbers = {k: operand(v) for k, v in fields.items() if k in ("to", "source", "value")}
+        self._add(Comm(kind, target, source, team=team, stream=stream, event=event, loc=loc, **(fields | numbers)))
         return event
 
     def allgather(self, x: Buffer, out: Buffer, *, dim: int = 0, over: Over = None, on: On = None) -> Event:
@@ -91,7 +100,8 @@ class Communication:
         return self._comm("alltoallv", [x], [out], over, on, send=self._counts(send_counts), recv=self._counts(recv_counts))
 
     def _counts(self, counts: Any) -> nodes.Counts:
-        return self._node(counts) if isinstance(counts, Buffer) else tuple(counts)
+        with self._located("alltoallv"):
+            return self._node(counts) if isinstance(counts, Buffer) else tuple(operand(c) for c in counts)
 
     def permute(self, x: Buffer, out: Buffer, *, to: Operand, source: Operand, over: Over = None, on: On = None) -> Event:
         """Send ``x`` to member ``to`` and receive ``out`` from member ``source``, at once. To oneself is a copy."""

@@ -10,11 +10,14 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
-from hostir.errors import HostIrError
+from hostir.errors import HostIrError, InputError
 
 OK: Final = 0
 FAILED: Final = 1
 WRONG_USE: Final = 2
+INTERRUPTED: Final = 130  # as shells say it
+
+TRANSPORTS: Final = ("gloo", "threads")
 
 Subcommands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -28,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HostIrError as error:
         print(f"hostir: {error}", file=sys.stderr)
         return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -36,9 +41,52 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="hostir", description="Host programs on many GPUs.")
     parser.add_argument("--version", action="version", version=f"hostir {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
+    _add_demo(commands)
+    _add_run(commands)
     _add_show(commands)
     _add_doctor(commands)
     return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError("at least one rank is needed")
+    return int(text)
+
+
+def _add_demo(commands: Subcommands) -> None:
+    command = commands.add_parser("demo", help="the main job on this machine, checked against torch")
+    command.add_argument("-n", "--ranks", type=_count, default=4, metavar="N", help="how many ranks (default: %(default)s)")
+    command.add_argument("--transport", choices=TRANSPORTS, default="gloo", help="how ranks talk (default: %(default)s)")
+    command.add_argument("--quiet", action="store_true", help="print nothing: the exit code says whether all was right")
+    command.add_argument("--json", action="store_true", help="one JSON object")
+    command.set_defaults(handler=_demo)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from hostir.demo import main as demo
+
+    return demo(options.ranks, options.transport, quiet=options.quiet, as_json=options.json)
+
+
+def _add_run(commands: Subcommands) -> None:
+    command = commands.add_parser("run", help="run a script on N ranks of this machine")
+    command.add_argument("-n", "--ranks", type=_count, required=True, metavar="N", help="how many ranks")
+    command.add_argument("--transport", choices=TRANSPORTS, default="gloo", help="how ranks talk (default: %(default)s)")
+    command.add_argument("script", metavar="script.py", help="the script; inside, hir.launch.init() gives each rank its World")
+    command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's own arguments")
+    command.set_defaults(handler=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from hostir.launch import run_script
+
+    try:
+        run_script(options.ranks, [options.script, *options.arguments], options.transport)
+    except InputError as error:  # refused before a rank started; what ranks raise is a RankError
+        print(f"hostir run: {error}", file=sys.stderr)
+        return WRONG_USE
+    return OK
 
 
 def _add_show(commands: Subcommands) -> None:
@@ -56,7 +104,7 @@ def _show(options: argparse.Namespace) -> int:
 
     program = parse_program(text, file=options.file)
     if not options.quiet:
-        print(program, end="")
+        print(program)
     return OK
 
 

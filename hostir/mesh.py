@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hostir.errors import BuildError
+from hostir.errors import BuildError, caller_location
 from hostir.types import Dim, Rank, Size, product
 
 
@@ -45,17 +45,17 @@ class Mesh:
             names = (names,)
         if names is None:
             if shape is None or len(shape) != 1:
-                raise BuildError("a mesh of several axes needs their names", cure='hir.Mesh((2, 4), ("dp", "tp"))')
+                raise BuildError("a mesh of several axes needs their names", cure='hir.Mesh((2, 4), ("dp", "tp"))', loc=caller_location())
             names = ("tp",)
         names = tuple(names)
         sizes = None if shape is None else tuple(int(s) for s in shape)
-        bad = [n for n in names if not (isinstance(n, str) and n.isidentifier())]
+        bad = [n for n in names if not (isinstance(n, str) and n.isidentifier() and n.isascii())]
         if bad or len(set(names)) != len(names) or not names:
-            raise BuildError(f"mesh axes need distinct names that are identifiers, not {list(names)}")
+            raise BuildError(f"mesh axes need distinct names that are identifiers, not {list(names)}", loc=caller_location())
         if sizes is not None and (len(sizes) != len(names) or any(s < 1 for s in sizes)):
-            raise BuildError(f"a mesh with axes {list(names)} needs one size of at least 1 for each", got=list(sizes))
+            raise BuildError(f"a mesh with axes {list(names)} needs one size of at least 1 for each", got=list(sizes), loc=caller_location())
         if ranks is not None and (sizes is None or len(ranks) != math.prod(sizes) or len(set(ranks)) != len(ranks)):
-            raise BuildError("a mesh lists each of its ranks once", expected=math.prod(sizes or ()), got=list(ranks))
+            raise BuildError("a mesh lists each of its ranks once", expected=math.prod(sizes or ()), got=list(ranks), loc=caller_location())
         object.__setattr__(self, "shape", sizes)
         object.__setattr__(self, "names", names)
         object.__setattr__(self, "ranks", None if ranks is None else tuple(ranks))
@@ -86,7 +86,7 @@ class Mesh:
 
     def _check(self, name: str) -> None:
         if name not in self.names:
-            raise BuildError(f"the mesh has no axis {name!r}", expected=", ".join(self.names), got=name)
+            raise BuildError(f"the mesh has no axis {name!r}", expected=", ".join(self.names), got=name, loc=caller_location())
 
     # ---- a sized mesh
 
@@ -98,7 +98,8 @@ class Mesh:
     @property
     def sizes(self) -> tuple[int, ...]:
         if self.shape is None:
-            raise BuildError(f"the mesh ({', '.join(self.names)}) has no sizes yet", cure="bind it: world.mesh(names), or give mesh=")
+            cure = "bind it: world.mesh(names), or give mesh="
+            raise BuildError(f"the mesh ({', '.join(self.names)}) has no sizes yet", cure=cure, loc=caller_location())
         return self.shape
 
     def coordinates(self, rank: int) -> dict[str, int]:

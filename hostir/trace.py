@@ -30,7 +30,7 @@ from hostir.graph.table import TABLE
 from hostir.torch_forms import callable_form
 from hostir.torch_types import to_torch
 from hostir.trace_graph import add_graph
-from hostir.trace_symbols import SCALAR_CURE, Symbols, user_location
+from hostir.trace_symbols import SCALAR_CURE, NoExprError, Symbols, to_host, user_location
 from hostir.types import Expr, Memory, Sym, TensorType, Var, dims_of, dtype_of, key
 
 Kind: TypeAlias = Literal["int", "float", "bool"]
@@ -55,8 +55,17 @@ def _declare(row: Row) -> Any:
     def kernel(*args: Any) -> torch.Tensor:
         return form(*args)  # type: ignore[no-any-return]
 
+    def fake(*args: Any) -> torch.Tensor:
+        first = next(a for a in args if isinstance(a, torch.Tensor))
+        symbols = first.fake_mode.shape_env  # type: ignore[attr-defined]
+        if not isinstance(symbols, Symbols):
+            return kernel(*args)
+        found = _rule(row, args, symbols)
+        assert isinstance(found, TensorType)
+        return first.new_empty([symbols.torchs(d) for d in found.dims], dtype=to_torch(found.dtype))
+
     _LIBRARY.impl(row.name, kernel, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"hostir::{row.name}", kernel, lib=_LIBRARY)
+    torch.library.register_fake(f"hostir::{row.name}", fake, lib=_LIBRARY)
     return getattr(torch.ops.hostir, row.name).default
 
 
@@ -77,8 +86,9 @@ _KEEP: Final = _keepers()
 class _Keep(TorchFunctionMode):  # type: ignore[misc]
     """While a unit is traced: functions of the table stay whole, and every torch call notes the user's line."""
 
-    def __init__(self) -> None:
+    def __init__(self, symbols: Symbols) -> None:
         super().__init__()
+        self.symbols = symbols
         self.spans: list[tuple[int, Location]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
@@ -90,9 +100,17 @@ class _Keep(TorchFunctionMode):  # type: ignore[misc]
             entry = _KEEP.get(func)
         except TypeError:  # a callable that does not hash
             entry = None
-        if entry is not None and (found := _kept_arguments(*entry[:2], args, kwargs)) is not None:
+        if entry is not None and (found := _kept_arguments(*entry[:2], args, kwargs)) is not None and self.fits(entry[0], found):
             return entry[2](*found)
         return func(*args, **kwargs)
+
+    def fits(self, row: Row, values: Sequence[Any]) -> bool:
+        """Whether the row's type rule takes these values; where it does not, torch's own decomposition is traced."""
+        try:
+            _rule(row, values, self.symbols)
+        except (HostIrError, NoExprError):
+            return False
+        return True
 
     def locations(self, graph: torch.fx.Graph) -> dict[torch.fx.Node, Location]:
         """Each node's line: that of the call during which it appeared."""
@@ -139,6 +157,17 @@ def _kept_value(p: Param, v: Any) -> Any:
     if p.kind == "sizes":
         return [v] if isinstance(v, (int, torch.SymInt)) else list(v)
     return v
+
+
+def _rule(row: Row, values: Sequence[Any], symbols: Symbols) -> Any:
+    """The row's type rule on torch's values."""
+
+    def go(v: Any) -> Any:
+        if isinstance(v, torch.Tensor):
+            return symbols.type_of(v)
+        return tuple(go(x) for x in v) if isinstance(v, (list, tuple)) else to_host(v, symbols.ours)
+
+    return row.rule(**{p.name: go(v) for p, v in zip(row.params, values, strict=True)})
 
 
 # -------------------------------------------------------------------------------------------------- small rewrites while tracing
@@ -210,7 +239,8 @@ def trace(fn: Callable[..., Any], *specs: Spec, name: str | None = None, **named
         try:
             return _trace(fn, label, specs, named)
         except HostIrError as e:
-            raise e.with_context(loc=loc) from None
+            e.with_context(loc=loc)
+            raise
 
 
 def function_name(fn: Callable[..., Any]) -> str:
@@ -281,15 +311,22 @@ def _trace(fn: Callable[..., Any], label: str, specs: Sequence[Spec], named: Map
             raise UnitTraceError(f"{argument} is a tensor; a trace takes types", cure=f"hir.spec({tuple(leaf.shape)}, {leaf.dtype})")
         elif isinstance(leaf, Expr):
             raise UnitTraceError(f"{argument} is the host number {leaf}; a trace takes its kind", cure='"int", "float" or "bool"')
-    keep = _Keep()
+    keep = _Keep(symbols)
 
     def flat(*given: Any) -> Any:
         full = list(constants)
         for place, value in zip(places, given, strict=True):
             full[place] = value
         args, kwargs = pytree.tree_unflatten(full, structure)
+        before = [_layout(t) for t in given]
         with keep:
             out = fn(*args, **kwargs)
+        for place, t, was in zip(places, given, before, strict=True):
+            if _layout(t) != was:
+                raise UnitTraceError(
+                    f"the unit @{label} changes the shape or strides of its argument {names[place]} in place",
+                    cure="use the form that returns a new tensor (x.t(), x.squeeze())", loc=function_location(fn),
+                )  # fmt: skip
         results, shape = pytree.tree_flatten(out)
         _check_results(label, results)
         returned.append(shape)
@@ -300,6 +337,16 @@ def _trace(fn: Callable[..., Any], label: str, specs: Sequence[Spec], named: Map
     outputs, written = add_graph(f, graph, f.params, symbols, keep.locations(graph))
     _set_results(f, outputs, written)
     return f
+
+
+def _layout(t: Any) -> tuple[str, str] | None:
+    return (str(t.shape), str(t.stride())) if isinstance(t, torch.Tensor) else None
+
+
+def function_location(fn: Callable[..., Any]) -> Location | None:
+    """Where a function was written."""
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    return None if code is None else Location(code.co_filename, code.co_firstlineno)
 
 
 def _run(flat: Callable[..., Any], fakes: list[Any], mode: FakeTensorMode, symbols: Symbols, label: str) -> torch.fx.Graph:

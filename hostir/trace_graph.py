@@ -142,7 +142,7 @@ class _Adder:
         given: dict[str, Any] = {}
         for i, a in enumerate(schema.arguments):
             x = node.args[i] if i < len(node.args) else node.kwargs.get(a.name, _MISSING)
-            given[a.name] = (a.default_value if a.has_default_value() else None) if x is _MISSING else self.value(x)
+            given[a.name] = self.value((a.default_value if a.has_default_value() else None) if x is _MISSING else x)
         defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
         namespace, _, name = schema.name.partition("::")
         if namespace == "hostir":
@@ -240,10 +240,8 @@ class _Adder:
 
     def fake_type(self, v: Any) -> TensorType | None:
         """The type of torch's fake result; None where a size depends on data or the dtype is not ours."""
-        if not isinstance(v, torch.Tensor) or (dtype := from_torch(v.dtype)) is None:
-            return None
         try:
-            return TensorType(dtype, tuple(to_host(s, self.symbols.ours) for s in v.shape))
+            return self.symbols.type_of(v) if isinstance(v, torch.Tensor) else None
         except NoExprError:
             return None
 

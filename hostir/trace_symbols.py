@@ -19,7 +19,8 @@ from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from hostir.errors import Location, UnitTraceError
-from hostir.types import Bin, Cmp, Dim, Expr, Operand, Sym, Tree, Truth, Var, binary, key, show_expr, simplify
+from hostir.torch_types import from_torch
+from hostir.types import Bin, Cmp, Dim, Expr, Operand, Sym, TensorType, Tree, Truth, Var, binary, evaluate, key, show_expr, simplify
 
 _TORCH: Final = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _HOSTIR: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -116,6 +117,17 @@ class Symbols(ShapeEnv):  # type: ignore[misc]
         self.ours[symbol] = var
         return var, made
 
+    def torchs(self, e: Operand) -> Any:
+        """A host expression over this trace's symbols as torch's symbolic number."""
+        known = {key(named): made for named, made in self._sizes.values()}
+        return evaluate(e, lambda leaf: known[key(leaf)])
+
+    def type_of(self, t: torch.Tensor) -> TensorType:
+        """Our type of one of torch's fake tensors; NoExprError where there is none."""
+        if (dtype := from_torch(t.dtype)) is None:
+            raise NoExprError(str(t.dtype))
+        return TensorType(dtype, tuple(to_host(s, self.ours) for s in t.shape))
+
     def named(self, text: str) -> str:
         """torch's message with our names for the symbols."""
         import re
@@ -137,7 +149,7 @@ class Symbols(ShapeEnv):  # type: ignore[misc]
             except Exception:
                 self._refuse(orig_expr, SCALAR_CURE)
                 raise
-        truth = isinstance(orig_expr, sympy.logic.boolalg.Boolean)
+        truth = not isinstance(orig_expr, sympy.Expr)
         if truth and not _asked_by_user():
             return super().evaluate_expr(orig_expr, *args, **kwargs)
         small = (2, 3, 4, 5, 7, 8, 15, 16, 64, 1000) if truth else ()

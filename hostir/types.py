@@ -297,7 +297,9 @@ _FOLD: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
 def operand(x: object) -> Operand:
     """``x`` as a host number: numbers and expressions as they are, whatever has ``__index__`` as an int."""
     if isinstance(x, Var) and x.kind == "bool":
-        raise BuildError(f"%{x.name} is a condition, not a number", cure="use it in p.if_, with & | ~; or declare an int scalar", loc=caller_location())
+        raise BuildError(
+            f"%{x.name} is a condition, not a number", cure="use it in p.if_, with & | ~; or declare an int scalar", loc=caller_location()
+        )
     if isinstance(x, Expr) or (type(x) in (int, float)):
         return x  # type: ignore[return-value]
     if isinstance(x, float):

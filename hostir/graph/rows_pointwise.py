@@ -46,8 +46,8 @@ ROWS: Final[tuple[Row, ...]] = (
     _binary("sub", "no-bool", "x - y", overloads=("sub.Tensor(x=self, y=other)", "sub.Scalar(x=self, y=other)", "rsub.Scalar(x=other, y=self)", "rsub.Tensor(x=other, y=self)")),
     _binary("mul", "any", "x * y"),
     _binary("div", "float", "hd.div(x, y)"),
-    _binary("pow", "any", "hd.pow(x, y)", numbers="x y", overloads=("pow.Tensor_Tensor(x=self, y=exponent)", "pow.Tensor_Scalar(x=self, y=exponent)", "pow.Scalar(x=self, y=exponent)")),
-    _binary("floor_divide", "order", "hd.floor_divide(x, y)", overloads=("floor_divide.default(x=self, y=other)", "floor_divide.Scalar(x=self, y=other)", 'div.Tensor_mode(rounding_mode == "floor", x=self, y=other)', 'div.Scalar_mode(rounding_mode == "floor", x=self, y=other)')),
+    _binary("pow", "number", "hd.pow(x, y)", numbers="x y", overloads=("pow.Tensor_Tensor(x=self, y=exponent)", "pow.Tensor_Scalar(x=self, y=exponent)", "pow.Scalar(x=self, y=exponent)")),
+    _binary("floor_divide", "order number", "hd.floor_divide(x, y)", overloads=("floor_divide.default(x=self, y=other)", "floor_divide.Scalar(x=self, y=other)", 'div.Tensor_mode(rounding_mode == "floor", x=self, y=other)', 'div.Scalar_mode(rounding_mode == "floor", x=self, y=other)')),
     _binary("remainder", "order", "hd.remainder(x, y)"),
     _binary("fmod", "order", "hd.fmod(x, y)"),
     _binary("atan2", "float", "hd.atan2(x, y)", numbers="", overloads=("atan2.default(x=self, y=other)",)),
@@ -94,7 +94,7 @@ ROWS: Final[tuple[Row, ...]] = (
     _unary("ceil", "order", "hd.ceil(x)"),
     _unary("trunc", "order", "hd.trunc(x)"),
     _unary("round", "order", "hd.round(x)"),
-    _unary("relu", "order", "hd.relu(x)", out="torch.clamp_min(x, 0, out=o)"),
+    _unary("relu", "order no-bool", "hd.relu(x)", out="torch.clamp_min(x, 0, out=o)"),
     _unary("silu", "any", "x * tl.sigmoid(x)", aten="F.silu(x)", out="torch._C._nn.silu(x, out=o)", decompose="result = mul(x, sigmoid(x))"),
     row(
         "gelu", "x: tensor | approximate: str = 'none'", lambda x, approximate: pointwise("any")(x=x),  # noqa: ARG005

@@ -61,6 +61,11 @@ MOVES: Final[tuple[Row, ...]] = (
     ),
     row(
         "pad", "x: tensor | pads: sizes, value: number = 0", rule.pad, "F.pad(x, pads, value=value)",
+        functions=(
+            "torch.nn.functional.pad(input, pad, mode='constant', value=0) -> (x=input, pads=pad, value=value)",
+            "torch._C._nn.pad(input, pad, mode='constant', value=0) -> (x=input, pads=pad, value=value)",
+            "torch.constant_pad_nd(input, pad, value=0) -> (x=input, pads=pad, value=value)",
+        ),
         overloads=("constant_pad_nd.default(x=self, pads=pad, value=value)",), shard="slice", cost="copy",
     ),
     row(

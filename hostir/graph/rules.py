@@ -66,7 +66,10 @@ def _combine(higher: DType | None, lower: DType | None) -> DType | None:
     if higher.kind == "complex":
         return higher
     if higher.kind == "float":
-        return promote(higher, DTYPES["c64"]) if lower.kind == "complex" else higher
+        if lower.kind == "complex":
+            need(higher.name in ("f32", "bf16"), f"the complex dtype that goes with {higher} is not one that programs know", cure="cast to f32 first")
+            return lower
+        return higher
     if higher.kind == "bool" or lower.kind in ("float", "complex"):
         return promote(higher, lower)
     return higher
@@ -157,16 +160,20 @@ def type_dtype(v: object) -> DType:
 def common_dtype(promotion: str, operands: Sequence[object]) -> DType:
     """The dtype that pointwise operands are converted to before the arithmetic.
 
-    ``promotion``: any, float (integers become f32), integer (integers and bool only), order (no complex), no-bool (numbers only).
+    ``promotion``, one or more words: any, float (integers become f32), integer (integers and bool only), order (no complex), no-bool,
+    number (not bool in the end).
     """
     dtype = result_dtype(operands)
-    if promotion == "float" and dtype.is_integral:
+    words = promotion.split()
+    if "float" in words and dtype.is_integral:
         return F32
-    if promotion == "integer":
+    if "integer" in words:
         need(dtype.is_integral, f"{dtype} numbers have no bits to work on", expected="integers or bool", got=dtype)
-    if promotion == "order":
+    if "number" in words:
+        need(dtype is not BOOL, "torch refuses this where all operands are bool", expected="numbers", got=BOOL, cure="cast one of them")
+    if "order" in words:
         need(dtype.kind != "complex", "complex numbers have no order", expected="real numbers", got=dtype, cure="take abs first")
-    if promotion == "no-bool":
+    if "no-bool" in words:
         need(not any(type_dtype(v) is BOOL for v in operands), "torch refuses this on bool", expected="numbers", got=BOOL, cure="use logical_not or logical_xor, or cast first")
     return dtype
 
@@ -181,11 +188,14 @@ def pointwise(promotion: str, result: str = "same", skip: Sequence[str] = ()) ->
         tensors = [v for v in operands.values() if isinstance(v, TensorType)]
         need(bool(tensors), "at least one operand must be a tensor", cure="numbers alone are host arithmetic")
         counted = [v for k, v in operands.items() if k not in skip and isinstance(v, (TensorType, int, float, Expr))]
+        shape = broadcast(*(t.dims for t in tensors))
+        if result == "bool" and promotion == "any":
+            return TensorType(BOOL, shape)  # also where the operands' common dtype has no name here
         dtype = common_dtype(promotion, counted)
         if result == "bool":
             dtype = BOOL
         elif result == "real" and dtype.kind == "complex":
             dtype = F32
-        return TensorType(dtype, broadcast(*(t.dims for t in tensors)))
+        return TensorType(dtype, shape)
 
     return rule

@@ -51,6 +51,7 @@ def position(x: TensorType, dim: int | None, keepdim: bool) -> TensorType:
 
 def topk(x: TensorType, k: Any, dim: int, largest: bool, sorted: bool) -> tuple[TensorType, TensorType]:  # noqa: A002, ARG001
     at = wrap_dim(dim, len(x.dims))
+    need(x.dtype.kind not in ("complex", "bool"), "only real numbers have a largest", got=x.dtype)
     size = x.dims[at] if x.dims else 1
     need(not (isinstance(k, int) and isinstance(size, int)) or 0 <= k <= size, f"dim {at} has no {k} elements", expected=f"at most {size}", got=k)
     dims = (*x.dims[:at], k, *x.dims[at + 1 :]) if x.dims else ()
@@ -81,11 +82,13 @@ def normalised(x: TensorType, shape: Sequence[Dim], *parts: TensorType | None) -
             for want, have in zip(shape, part.dims, strict=True):
                 equal_or_fail(want, have, "weight or bias")
     need(x.dtype.is_float, "normalisation works on floats", got=x.dtype)
-    need(all(p is None or p.dtype.is_float for p in parts), "weight and bias are floats", got=", ".join(str(p) for p in parts))
 
 
 def layer_norm(x: TensorType, w: TensorType | None, b: TensorType | None, shape: Sequence[Dim], eps: object) -> TensorType:  # noqa: ARG001
     normalised(x, shape, w, b)
+    for part in (w, b):
+        mixed = part is None or part.dtype == x.dtype or (part.dtype is F32 and x.dtype.itemsize == 2)
+        need(mixed, "weight and bias have the operand's dtype (f32 goes with f16 and bf16)", expected=x.dtype, got=part)
     return TensorType(x.dtype, x.dims)
 
 
@@ -100,7 +103,7 @@ def rms_norm(x: TensorType, w: TensorType | None, shape: Sequence[Dim], eps: obj
 def _one_dtype(first: TensorType, *others: TensorType | None) -> DType:
     for other in others:
         if other is not None:
-            need(first.dtype == other.dtype, "a matrix product has one dtype", expected=first.dtype, got=other.dtype, cure="cast one of them")
+            need(first.dtype == other.dtype, "the operands have one dtype", expected=first.dtype, got=other.dtype, cure="cast one of them")
     return first.dtype
 
 
@@ -185,7 +188,9 @@ def cross_entropy(x: TensorType, target: TensorType, w: TensorType | None, reduc
     if w is not None:
         need(len(w.dims) == 1, "one weight a class", got=w)
         equal_or_fail(classes, w.dims[0], "class weights")
-    return TensorType(x.dtype, batch if reduction == "none" else ())
+        _one_dtype(x, w)
+    dtype = promote(x.dtype, target.dtype) if target.dtype.is_float else x.dtype
+    return TensorType(dtype, batch if reduction == "none" else ())
 
 
 def like_first(*names: str, floats: bool = False) -> Rule:

@@ -45,7 +45,7 @@ def reshape(x: TensorType, shape: Sequence[Dim]) -> TensorType:
     total = product(x.dims)
     if wild:
         known = product(tuple(d for i, d in enumerate(shape) if i not in wild))
-        need(known != 0 or isinstance(known, Expr), "a size of -1 cannot be worked out beside a size of 0", got=list(shape))
+        need(isinstance(known, Expr) or known != 0, "a size of -1 cannot be worked out beside a size of 0", got=list(shape))
         fits = not isinstance(total, int) or not isinstance(known, int) or total % known == 0
         need(fits, "the sizes hold another number of elements", expected=x, got=list(shape))
         dims[wild[0]] = _quotient(x.dims, [d for i, d in enumerate(shape) if i not in wild])

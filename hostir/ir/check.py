@@ -44,6 +44,7 @@ from hostir.ir.nodes import (
 from hostir.ir.views import view_type
 from hostir.types import (
     Dim,
+    DType,
     Operand,
     Rank,
     Size,
@@ -55,6 +56,7 @@ from hostir.types import (
     dims_equal,
     is_whole,
     leaves,
+    number_text,
     product,
     show_expr,
     simplify,
@@ -85,6 +87,16 @@ def _divided(d: Dim, by: Dim) -> Dim:
 
 def _times(d: Dim, by: Dim) -> Dim:
     return product((d, by))
+
+
+def _fits(value: float | int | bool, dtype: DType) -> bool:
+    """Whether a fill keeps its value: nothing is rounded to an integer, nothing wraps."""
+    if not dtype.is_integral:
+        return True
+    low, high = (0, 1) if dtype.kind == "bool" else (0, 2 ** (8 * dtype.itemsize) - 1)
+    if dtype.kind == "int":
+        low, high = -(2 ** (8 * dtype.itemsize - 1)), 2 ** (8 * dtype.itemsize - 1) - 1
+    return low <= value <= high and value == int(value)
 
 
 class Checker:
@@ -166,9 +178,13 @@ class Checker:
         for b in reads(s):
             self.use(b)
         match s:
-            case Alloc(out):
+            case Alloc(out, init):
                 if out.base is not None:
                     raise BuildError(f"%{out.name} is a view and cannot be allocated")
+                if init is not None and not _fits(init, out.type.dtype):
+                    raise BuildError(
+                        f"{number_text(init)} does not fit into {out.type}", expected=f"a number that is one of {out.type.dtype}", got=init
+                    )
                 self._bind(out)
             case Free(buffer):
                 self.use(buffer)
@@ -259,6 +275,12 @@ class Checker:
                 raise BuildError(f"%{b.name} is host memory, which {s.kind} cannot touch", cure="copy it to a device buffer first")
         if s.kind in ("signal", "wait") and (s.ins[0].type.dtype.name not in ("i32", "i64") or s.ins[0].type.dims):
             raise BuildError(f"{s.kind} needs a flag: a 0-d i32 or i64 buffer", got=s.ins[0].type)
+        size = team_size(self.axes, s.team) if s.kind == "alltoallv" else None
+        for counts in (s.send, s.recv):
+            if isinstance(counts, tuple) and isinstance(size, int) and len(counts) != size:
+                raise BuildError("alltoallv counts rows for each member of the team", expected=f"{size} numbers", got=f"{len(counts)} numbers")
+            if isinstance(counts, Buffer) and (counts.type.dtype.name != "i64" or len(counts.type.dims) != 1):
+                raise BuildError("alltoallv takes its counts from an i64 buffer of one dimension", got=counts.type)
         if s.ins and s.outs:
             self._transfer(s)
 
@@ -277,6 +299,8 @@ class Checker:
             if not isinstance(s.team[0], int):
                 for name in s.team:
                     axis_size(self.axes, str(name))
+            elif self.axes and isinstance(everyone := team_size(self.axes, None), int) and max(s.team) >= everyone:  # type: ignore[operator]
+                raise BuildError(f"rank {max(s.team)} is not in the mesh", expected=f"ranks in 0 .. {everyone - 1}", got=list(s.team))
         size = team_size(self.axes, s.team)
         for name, peer in (("to", s.to), ("from", s.source)):
             if isinstance(peer, int) and (peer < 0 or (isinstance(size, int) and peer >= size)):

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from hostir.errors import HostIrError, Location
-from hostir.ir.nodes import For, Group, If, Program, Stmt, Var, blocks, every
-from hostir.ir.show import Printer, UnitNames
+from hostir.ir.nodes import MAIN, Call, Comm, For, Group, If, Program, Stmt, blocks, every
+from hostir.ir.show import Printer, printer
+from hostir.types import Var
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,27 +93,35 @@ class Texts:
 
     def __init__(self, p: Program) -> None:
         self.program = p
-        self._lines: dict[int, str] | None = None
-        self._printer: Printer | None = None
+
+    @cached_property
+    def _printed(self) -> tuple[Printer, dict[int, str]]:
+        pr = printer(self.program)
+        return pr, {id(s): next(pr.lines(_head(s))) for s in every(self.program.body)}
+
+    @cached_property
+    def _loops(self) -> dict[int, tuple[Var, ...]]:
+        return loops_of(self.program)
 
     def line(self, s: Stmt) -> str:
-        if self._lines is None:
-            units = UnitNames()
-            self._printer = pr = Printer(units)
-            for param in self.program.params:
-                pr.param(param, param in self.program.inout)
-            self._lines = {}
-            for s_ in every(self.program.body):
-                self._lines[id(s_)] = next(pr.lines(_head(s_)))
-        return self._lines.get(id(s), "")
+        """The first line of a statement, as the program prints it."""
+        return self._printed[1].get(id(s), "")
+
+    def bare(self, s: Stmt) -> str:
+        """The same without stream and event."""
+        self.line(s)
+        return next(self._printed[0].lines(replace(s, stream=MAIN, event=None))) if isinstance(s, (Call, Comm)) else self.line(s)
 
     def var(self, v: Var) -> str:
-        self.line(self.program.body[0])
-        assert self._printer is not None
-        return self._printer.var(v)
+        """The printed name of a loop index."""
+        return self._printed[0].var(v)
 
-    def place(self, s: Stmt, loops: Iterable[tuple[Var, int]] = (), role: str = "") -> Place:
-        return Place(self.line(s), s.loc, tuple((self.var(v), i) for v, i in loops), role)
+    def loops(self, s: Stmt) -> tuple[Var, ...]:
+        return self._loops.get(id(s), ())
+
+    def place(self, s: Stmt, at: Sequence[int] = (), role: str = "") -> Place:
+        """``at`` holds the values of the loops around ``s``, outermost first."""
+        return Place(self.line(s), s.loc, tuple((self.var(v), i) for v, i in zip(self.loops(s), at, strict=False)), role)
 
 
 def _head(s: Stmt) -> Stmt:

@@ -161,7 +161,7 @@ class Printer:
         """The lines of one statement, inner blocks indented by two."""
         match s:
             case Alloc(out, init):
-                how = "alloc" if init is None else "zeros" if init == 0 and not isinstance(init, bool) else f"full({number_text(init)})"
+                how = "alloc" if init is None else "zeros" if repr(init) in ("0", "0.0") else f"full({number_text(init)})"
                 yield f"{self.buffer(out)} = {how} {out.type.show(self.var)}"
             case Free(buffer):
                 yield f"free {self.buffer(buffer)}"
@@ -251,6 +251,17 @@ def show(p: Program) -> str:
     if p.results:
         lines.append(f"  return {pr.buffers(p.results)}")
     return "\n".join([*lines, "}"])
+
+
+def index_names(p: Program) -> dict[Var, str]:
+    """The loop indices of ``p`` as ``show`` names them."""
+    pr = printer(p)
+    found: dict[Var, str] = {}
+    for s in every(p.body):
+        next(pr.lines(s))
+        if isinstance(s, For):
+            found[s.var] = pr.var(s.var)
+    return found
 
 
 def statement_text(p: Program, target: Stmt) -> str:

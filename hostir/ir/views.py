@@ -7,7 +7,7 @@ from typing import assert_never
 
 from hostir.errors import BuildError
 from hostir.ir.nodes import Expand, Index, Peer, Permute, Reshape, Span, Transpose, ViewOp
-from hostir.types import Dim, Expr, Operand, TensorType, binary, dims_equal, product, show_expr, simplify
+from hostir.types import Dim, Operand, TensorType, binary, dims_equal, product, show_expr, simplify
 
 
 def _shape(dims: Sequence[Dim]) -> str:
@@ -75,5 +75,7 @@ def _in_range(index: Operand, size: Dim, position: int, past: int) -> None:
 
 
 def wrap_index(index: Operand, size: Dim) -> Operand:
-    """A literal negative index counts from the end; an expression is taken as it is."""
-    return binary("+", size, index) if isinstance(index, int) and not isinstance(index, Expr) and index < 0 else index
+    """A literal negative index counts from the end; an expression is taken as it is, and so is a literal that is outside."""
+    if not isinstance(index, int) or index >= 0 or (isinstance(size, int) and size + index < 0):
+        return index
+    return binary("+", size, index)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, assert_never
 
-from hostir.errors import HostIrError, InputError
+from hostir.errors import HostIrError, InputError, VerifyError
 from hostir.ir.nodes import (
     Alloc,
     Buffer,
@@ -26,10 +26,11 @@ from hostir.ir.nodes import (
     Stream,
     Sync,
     View,
+    every,
 )
 from hostir.ir.regions import Layout, OutOfRange, apply, dense
 from hostir.mesh import Mesh
-from hostir.types import Epoch, Leaf, Operand, Rank, Size, Sym, Tree, Var, evaluate, leaves
+from hostir.types import Epoch, Leaf, Operand, Rank, Size, Sym, Tree, Var, evaluate, leaves, show_expr
 
 Lane: TypeAlias = tuple[str, int | None]
 
@@ -142,10 +143,13 @@ class Scope:
                 assert_never(e)
 
     def value(self, e: Tree) -> Any:
-        return evaluate(e, self.leaf)
+        try:
+            return evaluate(e, self.leaf)
+        except ZeroDivisionError:
+            raise VerifyError(f"division by zero in the host expression {show_expr(e)}") from None
 
     def number(self, e: Operand) -> int:
-        return int(evaluate(e, self.leaf))
+        return int(self.value(e))
 
     def lane(self, s: Stream) -> Lane:
         return (s.name, None if s.index is None else self.number(s.index))
@@ -172,7 +176,8 @@ class Walker:
         self.scope = scope
         self._regions: dict[int, Region] = {}
         self._serial = 0
-        self._indices: dict[str, int] = {}
+        self._indices: dict[Var, int] = {}
+        self._index_names: dict[Var, str] = _index_names(p)
         for param in p.params:
             if isinstance(param, Buffer):
                 self._root(param)
@@ -229,11 +234,14 @@ class Walker:
                 waits = None if isinstance(what, Event) else scope.lane(what)
                 yield self._step(s, scope.lane(to), waits=waits)
             case For():
-                for i in range(scope.number(s.start), scope.number(s.stop), max(scope.number(s.step), 1)):
+                step = scope.number(s.step)
+                if step < 1:
+                    raise VerifyError("a loop's step is at least 1", got=f"{show_expr(s.step)} = {step}")
+                for i in range(scope.number(s.start), scope.number(s.stop), step):
                     scope.vars[s.var] = i
-                    self._indices[s.var.name] = i
+                    self._indices[s.var] = i
                     yield from self._block(s.body, None)
-                self._indices.pop(s.var.name, None)
+                self._indices.pop(s.var, None)
             case If():
                 yield from self._block(s.then if scope.value(s.cond) else s.orelse, None)
             case _:
@@ -246,7 +254,7 @@ class Walker:
         return position
 
     def _step(self, s: Stmt, stream: Lane, reads: tuple[Region, ...] = (), writes: tuple[Region, ...] = (), **more: Any) -> Step:
-        return Step(s, stream, reads, writes, dict(self._indices), **more)
+        return Step(s, stream, reads, writes, {self._index_names[v]: i for v, i in self._indices.items()}, **more)
 
     def _comm(self, c: Comm, group: Group | None) -> Step:
         scope = self.scope
@@ -271,6 +279,16 @@ class Walker:
         value = None if c.value is None else scope.number(c.value)
         lane = scope.lane(group.stream if group is not None else c.stream)
         return self._step(c, lane, reads, writes, team=team, to=to, source=source, value=value, counts=counts, group=group)
+
+
+def _index_names(p: Program) -> dict[Var, str]:
+    """The loop indices of ``p`` as its text names them."""
+    loops = [s.var for s in every(p.body) if isinstance(s, For)]
+    if len({v.name for v in loops}) == len(loops):
+        return {v: v.name for v in loops}
+    from hostir.ir.show import index_names
+
+    return index_names(p)
 
 
 def position_in(c: Comm, team: tuple[int, ...], scope: Scope, name: str) -> int | None:

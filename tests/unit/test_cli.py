@@ -30,7 +30,10 @@ def exit_code(*arguments: str) -> int:
         return int(stop.code or 0)
 
 
-@pytest.mark.parametrize("arguments", [(), ("nonsense",), ("show",), ("show", "--nonsense", "x")])
+WRONG = [(), ("nonsense",), ("show",), ("show", "--nonsense", "x"), ("run", "s.py"), ("run", "-n", "0", "s.py"), ("demo", "--transport", "smoke")]
+
+
+@pytest.mark.parametrize("arguments", WRONG, ids=" ".join)
 def test_wrong_use_is_2_and_shows_the_usage(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(*arguments) == 2
     assert "usage: hostir" in capsys.readouterr().err
@@ -78,6 +81,43 @@ def test_doctor_fails_only_for_what_is_needed(monkeypatch: pytest.MonkeyPatch, c
     rows.append(Check("triton", False, True, "3.4", "install a later one"))
     assert doctor() == 1
     assert "install a later one" in capsys.readouterr().out
+
+
+SCRIPT = """
+import sys
+import hostir as hir
+with hir.launch.init() as world:
+    assert world.size == 2 and sys.argv[1:] == ["--quiet", "-n"]
+    if world.rank == 1 and {fails}:
+        raise RuntimeError("broken on purpose")
+    print("here")
+"""
+
+
+def test_run_gives_every_rank_its_world_and_the_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT.format(fails=False))
+    assert exit_code("run", "-n", "2", "--transport", "threads", str(file), "--quiet", "-n") == 0
+    assert sorted(capsys.readouterr().out.split("\n")) == ["", "[0] here", "[1] here"]
+
+
+def test_run_is_1_when_a_rank_fails_and_says_which(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT.format(fails=True))
+    assert exit_code("run", "-n", "2", "--transport", "threads", str(file), "--quiet", "-n") == 1
+    assert "rank 1: RuntimeError: broken on purpose" in capsys.readouterr().err
+
+
+def test_run_without_its_script_is_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("run", "-n", "2", str(tmp_path / "missing.py")) == 2
+    assert "there is no script" in capsys.readouterr().err
+
+
+def test_demo_checks_itself_and_tells_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("demo", "-n", "2", "--transport", "threads", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["fine"] is True
+    assert {row["rank"] for row in report["results"]} == {0, 1}
 
 
 def test_python_m_hostir_is_the_command() -> None:

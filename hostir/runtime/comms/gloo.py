@@ -106,7 +106,8 @@ def _land(out: torch.Tensor, landing: torch.Tensor) -> None:
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:
-    return x.reshape(-1).view(torch.uint8)
+    """A contiguous tensor as its bytes. Dims of size 1 may have any stride and still count as contiguous, so strides are set anew."""
+    return x.as_strided((x.numel(),), (1,)).view(torch.uint8)
 
 
 def _post(group: Any, out: torch.Tensor, x: torch.Tensor, out_sizes: list[int] | None, in_sizes: list[int] | None) -> Any:

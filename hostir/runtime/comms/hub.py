@@ -114,6 +114,7 @@ class Hub:
         self._exchanges: dict[tuple[int, str, tuple[int, ...]], int] = {}
         self._ended: dict[int, str] = {}  # rank -> "has finished" | "has failed"
         self._waiting: dict[int, dict[int, Arrival | Reading]] = {}  # rank -> thread -> what it waits for
+        self._known_to_all: dict[int, RankMismatchError] = {}  # rank -> its last error that every rank of the world has raised
         self._threads_before = frozenset(threading.enumerate())
         self._rank_threads: set[threading.Thread] = set()
 
@@ -132,7 +133,9 @@ class Hub:
             self._look_for_deadlock()
 
     def fail(self, rank: int, error: BaseException) -> None:
-        """``rank`` stops because of ``error``; everybody who waits is woken."""
+        """``rank`` stops because of ``error``; everybody who waits is woken. Nothing to tell if all ranks have raised it themselves."""
+        if self._known_to_all.get(rank) is error:
+            return
         with self._changed:
             self._ended[rank] = "has failed"
             self._break(rank, error)
@@ -243,6 +246,8 @@ class Hub:
             with self._changed:
                 self._block(a)
         if a.error is not None:
+            if isinstance(a.error, RankMismatchError) and a.meeting is not None and len(a.call.team) == self.size:
+                self._known_to_all[a.rank] = a.error
             raise a.error
 
     def exchange(self, rank: int, tag: str, text: str, ranks: tuple[int, ...]) -> list[str]:

@@ -31,6 +31,7 @@ from hostir.runtime.comms.protocol import CommCall, Work, check_call, show_call
 from hostir.runtime.comms.threads import GroupWork
 
 _STEP: Final = timedelta(seconds=0.05)  # one wait; between two the board is read
+_SHORT_STEP: Final = timedelta(seconds=0.001)  # the same while other teams need pushing on
 _FIND_REASON: Final = 2.0  # seconds to find out why a connection broke
 _ANSWER: Final = 1.0  # seconds for the others to say where they are after a timeout
 _PART: Final = 5.0  # seconds to wait for the others when leaving
@@ -133,11 +134,13 @@ class ProcessComms:
         self._wire = wire
         self._board = Board(store, rank, size)
         self._lanes: dict[tuple[tuple[int, ...], str, str], Lane] = {}
+        self._busy: set[Lane] = set()  # those whose queue is not empty
         self._lock = threading.RLock()
         self._alone = Hub(1, timeout)  # messages to oneself meet here
         self._pid = os.getpid()
         self._closed = False
         self._last_issue = time.monotonic()
+        self._known_to_all: RankMismatchError | None = None  # the last error that every rank of the world has raised
         self._exchanges: dict[tuple[str, tuple[int, ...]], int] = {}
 
     # ---- issuing
@@ -204,6 +207,7 @@ class ProcessComms:
             lane.issued += 1
             lane.last = pending
             lane.queue.append(pending)
+            self._busy.add(lane)
             self._advance(lane)
             return pending
 
@@ -224,7 +228,8 @@ class ProcessComms:
         with self._lock:
             if self.broken is not None:
                 return True
-            self._advance(pending.lane)
+            for lane in list(self._busy):
+                self._advance(lane)
             if not pending.finished and pending.is_posted and pending.current.is_completed():
                 self._step(pending)
             return pending.finished
@@ -239,6 +244,7 @@ class ProcessComms:
             if not head.is_posted:
                 return
             lane.queue.popleft()
+        self._busy.discard(lane)
 
     def _step(self, pending: Pending) -> None:
         """Resume as long as the posted work is done; under the lock."""
@@ -246,9 +252,11 @@ class ProcessComms:
             pending.steps = self._steps(pending)
         with torch.inference_mode():
             while not pending.finished and (pending.current is None or pending.current.is_completed()):
+                what = "lost the connection to one of"
                 try:
                     if pending.current is not None:
                         pending.current.wait()
+                    what = "could not go on with"
                     pending.current, pending.is_posted = next(pending.steps)
                 except StopIteration:
                     pending.finished = pending.is_posted = True
@@ -256,7 +264,7 @@ class ProcessComms:
                     pending.error = error
                     pending.finished = pending.is_posted = True
                 except RuntimeError as error:
-                    self._lost(pending, error)
+                    self._lost(pending, error, what)
 
     def _steps(self, pending: Pending) -> Steps:
         """Compare with the other members unless that is done already, then move."""
@@ -276,7 +284,10 @@ class ProcessComms:
         self._board.poll(lambda: all(self._board.read(key, r) is not None for r in lane.ranks), _ANSWER * 5)
         texts = [self._board.read(key, r) or "?" for r in lane.ranks]
         number = None if pending.call.kind in ("send", "recv") else pending.number
-        return agree.mismatch(why, number, lane.ranks, texts, self.rank, statement=pending.call.where() or None)
+        error = agree.mismatch(why, number, lane.ranks, texts, self.rank, statement=pending.call.where() or None)
+        if len(lane.ranks) == self.size and number is not None:
+            self._known_to_all = error
+        return error
 
     # ---- waiting
 
@@ -290,13 +301,16 @@ class ProcessComms:
                     return
                 if self.broken is not None:
                     raise self._again(self.broken, pending.text())
+                step = _SHORT_STEP if self._busy - {pending.lane} else _STEP
                 blocker: Any = pending.lane.opening
                 if blocker.is_completed() and blocker.error is None:
                     blocker = pending.current if pending.is_posted else pending.lane.queue[0].current
+            if blocker is None:  # connected just now
+                continue
             try:
-                blocker.wait(_STEP)
-            except RuntimeError as error:
-                if blocker.is_completed():
+                blocker.wait(step)
+            except RuntimeError as error:  # not yet, or it failed: the next step raises that
+                if isinstance(blocker, Opening) and blocker.error is not None:
                     self._lost(pending, error)
             now = time.monotonic()
             if now - last_look >= _STEP.total_seconds():
@@ -318,7 +332,7 @@ class ProcessComms:
         self._board.poll(lambda: self._board.failure() is not None, 0.2)
         return self._board.post_failure(guess)
 
-    def _lost(self, pending: Pending, error: Exception) -> None:
+    def _lost(self, pending: Pending, error: Exception, what: str = "cannot reach all of") -> None:
         """The backend failed. Find out why: a reason on the board, a process that is gone, or only what the backend says."""
         ranks = pending.lane.ranks
         self._board.poll(lambda: self._board.failure() is not None or bool(self._board.dead(ranks)), _FIND_REASON)
@@ -328,7 +342,7 @@ class ProcessComms:
             guess = Failure(dead[0], "PeerError", f"rank {dead[0]} died: its process is gone", (dead[0],))
         else:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            guess = Failure(self.rank, "PeerError", f"rank {self.rank} lost the connection to one of ranks {others}: {reason}", tuple(others))
+            guess = Failure(self.rank, "PeerError", f"rank {self.rank} {what} ranks {others}: {reason}", tuple(others))
         raise self._break(self._echo(self._failure_or(guess), pending.text())) from error
 
     def _give_up(self, pending: Pending) -> None:
@@ -373,7 +387,7 @@ class ProcessComms:
         return error
 
     def fail(self, error: BaseException) -> None:
-        if self._closed or os.getpid() != self._pid:
+        if self._closed or os.getpid() != self._pid or error is self._known_to_all:
             return
         headline = (str(error).splitlines() or [""])[0]
         text = f"rank {self.rank} failed: {type(error).__name__}: {headline}"

@@ -80,6 +80,13 @@ def test_the_readme_has_two_commands_and_ci_runs_the_second() -> None:
     assert second in (ROOT / ".ci" / "run").read_text().splitlines()
 
 
+def test_the_readme_example_runs_as_written() -> None:
+    (example,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    run = subprocess.run([sys.executable, "-c", example], cwd=ROOT, check=False, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "program @host_sum(" in run.stdout
+
+
 def test_import_hostir_loads_nothing_heavy() -> None:
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import hostir"
     run = subprocess.run([sys.executable, "-X", "importtime", "-c", code], check=True, capture_output=True, text=True)
