@@ -59,6 +59,10 @@ def _may_alias(op: Op) -> bool:
     return any(r.alias_info is not None for r in torch_target(op.name)._schema.returns)
 
 
+def _returns_list(op: Op) -> bool:
+    return op.name not in TABLE and isinstance(torch_target(op.name)._schema.returns[0].type, torch.ListType)
+
+
 class CodeWriter:
     """Writes the function for one fusion; ``write(plan)`` may be called for several plans."""
 
@@ -165,7 +169,7 @@ class CodeWriter:
                 locals_.add(self.names[tv])
             into = direct.get(op.outs[0])
             call = self.call(op, f"o{into}" if into is not None else None)
-            left = ", ".join(self.names[tv] for tv in op.outs)
+            left = ", ".join(self.names[tv] for tv in op.outs) + ("," if len(op.outs) == 1 and _returns_list(op) else "")
             at[len(body)] = op
             if into is not None:
                 body.append(f"{call}; {left} = o{into}")

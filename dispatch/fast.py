@@ -15,7 +15,6 @@ import torch
 from hostir.dispatch.compiled import Bound, CompiledProgram
 from hostir.runtime.world import World
 
-
 _NONE: Final[tuple[torch.Tensor, ...]] = ()
 
 

@@ -11,8 +11,26 @@ from dataclasses import dataclass, field
 
 from hostir.dispatch.interpreter import MAIN_LANE, conflict
 from hostir.errors import HostIrError, PlanError
-from hostir.ir.nodes import Alloc, Buffer, Call, Comm, Event, Expand, Free, Group, Index, Peer, Permute, Program, Reshape, Span, Sync
-from hostir.ir.nodes import Transpose, View, ViewOp
+from hostir.ir.nodes import (
+    Alloc,
+    Buffer,
+    Call,
+    Comm,
+    Event,
+    Expand,
+    Free,
+    Group,
+    Index,
+    Peer,
+    Permute,
+    Program,
+    Reshape,
+    Span,
+    Sync,
+    Transpose,
+    View,
+    ViewOp,
+)
 from hostir.ir.show import statement_text
 from hostir.ir.walk import Instance, Lane, Region, Scope, Step, Walker
 from hostir.types import Operand

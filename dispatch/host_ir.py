@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Final, Literal
 
 import torch
 
+from hostir.dispatch.agreement import Agreement
 from hostir.dispatch.binding import Binding, bind, check_type, shares_memory
 from hostir.dispatch.compiled import MAX_SETS, CompiledProgram
 from hostir.dispatch.dispatch import ExecutorDispatch
@@ -16,13 +17,15 @@ from hostir.dispatch.fast import FastCall
 from hostir.dispatch.interpreter import Interpreter
 from hostir.dispatch.protocol import Executor, Ids, No, all_or_none
 from hostir.dispatch.segments import Segments
-from hostir.errors import InputError, NotCompiledError, RankMismatchError
+from hostir.errors import InputError, NotCompiledError
 from hostir.graph.fusion import Fusion
 from hostir.ir.check import check_program
 from hostir.ir.nodes import Alloc, Buffer, Call, Comm, Program, every, trees
-from hostir.ir.walk import Scope, resolve_mesh
+from hostir.ir.verify import verify
+from hostir.ir.walk import Scope, resolve_mesh, symbols
 from hostir.mesh import Mesh
 from hostir.passes.reshard import communications, lower_communications
+from hostir.passes.schedule import schedule
 from hostir.runtime.comms.protocol import Comms
 from hostir.runtime.world import World, current_world
 from hostir.types import Var, leaves
@@ -46,14 +49,18 @@ class HostIrExecutor(Executor):
         device: torch.device | str | None = None,
         dispatch: ExecutorDispatch | None = None,
         outputs: str = "fresh",
+        overlap: str = "auto",
+        dims: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(ids)
+        self._dims = dict(dims or {})
         self.mode = mode
         self._given_mesh = mesh
         self._wanted_device = None if device is None else torch.device(device)
         self._dispatch = dispatch or ExecutorDispatch.default()
         self._segments: dict[torch.device, Segments] = {}
-        self._agreed: set[str] = set()
+        self._overlap = overlap
+        self._schedules: OrderedDict[Hashable, Program] = OrderedDict()
         self._plans: OrderedDict[Hashable, CompiledProgram] = OrderedDict()
         self._control: tuple[Var, ...] = ()
         self._outputs = outputs
@@ -72,16 +79,27 @@ class HostIrExecutor(Executor):
         p = fusion if isinstance(fusion, Program) else lower_communications(fusion)
         check_program(p)
         self._program = p
+        self._agreement = Agreement(p)
         self._control = control_scalars(p)
+        mesh = self._known_mesh()
+        if mesh is not None and not self._control and set(symbols(p)) <= set(self._dims):
+            self._scheduled(mesh, self._dims, {})
         if self._wanted_device is not None:
-            self._segments_on(self._wanted_device)
+            self._segments_on(self._wanted_device, self.program)
+
+    def _known_mesh(self) -> Mesh | None:
+        """The sized mesh that the program will run on, where that is known already."""
+        try:
+            return self._mesh(self._world(), needed=False)
+        except InputError:
+            return None
 
     @property
     def program(self) -> Program:
-        """What is run."""
-        if not self.is_compiled:
+        """What is run: with streams and memory scheduled where all sizes are known (or were, at the last run), else as written."""
+        if not hasattr(self, "_program"):
             raise NotCompiledError("no program yet: compile first")
-        return self._program
+        return next(reversed(self._schedules.values()), self._program)
 
     # ---- running
 
@@ -106,32 +124,49 @@ class HostIrExecutor(Executor):
             raise InputError(f"rank {rank} is no member of the program's mesh", program=p.name, expected=f"one of {list(mesh.layout)}", rank=rank)
         outputs = all_or_none(outputs, len(p.results), f"the program @{p.name}")
         comms = world.comms if world is not None else None
+        several = comms is not None and len(mesh.layout) > 1
+        try:
+            binding = bind(p, args, mesh, rank, self._device(world))
+            scope = Scope(mesh, rank, binding.dims, binding.scalars, self._epoch + 1)
+            if outputs is not None:
+                for b, o in zip(p.results, outputs, strict=True):
+                    check_type(o, b.type, [scope.number(d) for d in b.type.dims], b.name, p.name)
+        except InputError as e:
+            if several and comms is not None:
+                self._agreement.refuse(comms, mesh, e)
+            raise e.with_context(rank=rank if len(mesh.layout) > 1 else None) from None
+        if several and comms is not None:
+            self._agreement.reach(comms, mesh, binding)
+        self._epoch += 1
         with torch.no_grad():
-            try:
-                binding = bind(p, args, mesh, rank, self._device(world))
-            except InputError as e:
-                # the others may be on their way into a communication: tell them, so that no one waits for this rank
-                if comms is not None and comms.size > 1:
-                    comms.fail(e)
-                raise e.with_context(rank=rank if len(mesh.layout) > 1 else None) from None
-            if comms is not None and len(mesh.layout) > 1:
-                self._agree(comms, mesh, binding)
-            self._epoch += 1
-            scope = Scope(mesh, rank, binding.dims, binding.scalars, self._epoch)
+            scheduled = self._scheduled(mesh, binding.dims, binding.scalars)
             if self.mode == "checked":
-                return self._interpret(scope, binding, comms, outputs)
-            return self._plan(scope, mesh, binding, comms).run(binding, outputs, self._epoch)
+                return self._interpret(scheduled, scope, binding, comms, outputs)
+            return self._plan(scheduled, scope, mesh, binding, comms).run(binding, outputs, self._epoch)
 
-    def _plan(self, scope: Scope, mesh: Mesh, binding: Binding, comms: Comms | None) -> CompiledProgram:
+    def _scheduled(self, mesh: Mesh, dims: Mapping[str, int], scalars: Mapping[Var, Any]) -> Program:
+        """The program with its streams ordered and its memory laid out for these sizes, verified for every rank."""
+        key = (mesh.layout, mesh.shape, tuple(sorted(dims.items())), tuple(scalars[v] for v in self._control))
+        if (found := self._schedules.get(key)) is not None:
+            return found
+        named = {v.name: x for v, x in scalars.items()}
+        verify(self._program, mesh, dims=dims, scalars=named)
+        made = schedule(self._program, mesh, dims=dims, scalars=named, overlap=self._overlap)
+        if made is not self._program:
+            verify(made, mesh, dims=dims, scalars=named)
+        self._schedules[key] = made
+        while len(self._schedules) > MAX_PLANS:
+            self._schedules.popitem(last=False)
+        return made
+
+    def _plan(self, p: Program, scope: Scope, mesh: Mesh, binding: Binding, comms: Comms | None) -> CompiledProgram:
         """The compiled form for these sizes, made at their first run. Every thread has its own, with its own temporaries."""
         control = tuple(binding.scalars[v] for v in self._control)
         key = (threading.get_ident(), binding.device, tuple(sorted(binding.dims.items())), control, mesh.layout, mesh.shape)
         if (found := self._plans.get(key)) is not None:
             self._plans.move_to_end(key)
             return found
-        made = CompiledProgram(
-            self._program, scope, binding, self._segments_on(binding.device), comms, static_outputs=self._outputs == "static"
-        )
+        made = CompiledProgram(p, scope, binding, self._segments_on(binding.device, p), comms, static_outputs=self._outputs == "static")
         self._plans[key] = made
         while len(self._plans) > MAX_PLANS:
             self._plans.popitem(last=False)
@@ -150,14 +185,11 @@ class HostIrExecutor(Executor):
         del entries[:-MAX_SETS]
 
     def _interpret(
-        self, scope: Scope, binding: Binding, comms: Comms | None, outputs: Sequence[torch.Tensor] | None
+        self, p: Program, scope: Scope, binding: Binding, comms: Comms | None, outputs: Sequence[torch.Tensor] | None
     ) -> list[torch.Tensor]:
-        p = self._program
-        interpreter = Interpreter(p, scope, binding, comms, self._segments_on(binding.device).run)
+        interpreter = Interpreter(p, scope, binding, comms, self._segments_on(binding.device, p).run)
         if outputs is not None:
-            for b, o in zip(p.results, outputs, strict=True):
-                check_type(o, b.type, [scope.number(d) for d in b.type.dims], b.name, p.name)
-            interpreter.preset = self._direct(binding, outputs)
+            interpreter.preset = self._direct(p, binding, outputs)
         interpreter.run()
         results = [interpreter.tensor(b) for b in p.results]
         if outputs is None:
@@ -167,9 +199,9 @@ class HostIrExecutor(Executor):
             o.copy_(r)
         return list(outputs)
 
-    def _direct(self, binding: Binding, outputs: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+    @staticmethod
+    def _direct(p: Program, binding: Binding, outputs: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
         """Outputs that can be the buffer itself: whole buffers allocated at the top, returned once, apart from every input."""
-        p = self._program
         tops = {id(s.out) for s in p.body if isinstance(s, Alloc)}
         direct: dict[int, torch.Tensor] = {}
         for b, o in zip(p.results, outputs, strict=True):
@@ -178,9 +210,10 @@ class HostIrExecutor(Executor):
                 direct[id(b)] = o
         return direct
 
-    def _segments_on(self, device: torch.device) -> Segments:
+    def _segments_on(self, device: torch.device, p: Program) -> Segments:
         if device not in self._segments:
-            self._segments[device] = Segments(self._program, self._dispatch, device)
+            self._segments[device] = Segments(self._dispatch, device)
+        self._segments[device].add(p)
         return self._segments[device]
 
     # ---- ranks
@@ -188,7 +221,7 @@ class HostIrExecutor(Executor):
     def _world(self) -> World | None:
         return self._given_mesh.world if self._given_mesh is not None and self._given_mesh.world is not None else current_world()
 
-    def _mesh(self, world: World | None) -> Mesh:
+    def _mesh(self, world: World | None, *, needed: bool = True) -> Mesh:
         p = self._program
         mesh = self._given_mesh
         if mesh is None and world is not None:
@@ -197,7 +230,7 @@ class HostIrExecutor(Executor):
             else:
                 mesh = world.mesh((p.axes[0].name,))
         sized = resolve_mesh(p, mesh)
-        if len(sized.layout) > 1 and (world is None or len(sized.layout) > world.size):
+        if needed and len(sized.layout) > 1 and (world is None or len(sized.layout) > world.size):
             raise InputError(
                 f"the program runs on {len(sized.layout)} ranks and there {'is 1' if world is None else f'are {world.size}'}", program=p.name,
                 expected=str(sized), got="no world" if world is None else f"a world of {world.size}",
@@ -207,23 +240,6 @@ class HostIrExecutor(Executor):
 
     def _device(self, world: World | None) -> torch.device | None:
         return self._wanted_device if self._wanted_device is not None else torch.device(world.device) if world is not None else None
-
-    def _agree(self, comms: Comms, mesh: Mesh, binding: Binding) -> None:
-        """Before the first communication of a program with these sizes, compare text, mesh, symbols and scalars over all ranks."""
-        facts = f"{binding.shapes()}\n{mesh} ranks {list(mesh.layout)}\n{self._program}"
-        if facts in self._agreed:
-            return
-        texts = comms.exchange("hostir.program", facts, mesh.layout)
-        for rank, text in zip(mesh.layout, texts, strict=True):
-            if text != facts:
-                mine, theirs = _first_difference(facts, text)
-                error = RankMismatchError(
-                    f"ranks {comms.rank} and {rank} run different programs", program=self._program.name, rank=comms.rank,
-                    expected=f"rank {comms.rank}: {mine}", got=f"rank {rank}: {theirs}",
-                    cure="build the same text on every rank: p.rank() instead of world.rank, equal sizes and scalars",
-                )  # fmt: skip
-                raise error
-        self._agreed.add(facts)
 
     # ---- looking
 
@@ -247,13 +263,6 @@ class HostIrExecutor(Executor):
     def segments(self) -> Mapping[str, str]:
         """Unit name → executor name, on the device of the last compile or run."""
         return {r.unit.name: r.executor.name for s in self._segments.values() for r in s.rows()}
-
-
-def _first_difference(a: str, b: str) -> tuple[str, str]:
-    for x, y in zip(a.splitlines(), b.splitlines(), strict=False):
-        if x != y:
-            return x.strip(), y.strip()
-    return f"{len(a.splitlines())} lines", f"{len(b.splitlines())} lines"
 
 
 def compile(  # noqa: A001
@@ -286,7 +295,7 @@ def compile(  # noqa: A001
         raise InputError("compile takes a Program or a Fusion", got=type(program).__name__)
     if mesh is not None and not isinstance(mesh, Mesh):
         raise InputError("mesh is a hir.Mesh", got=type(mesh).__name__, cure="hir.Mesh.from_torch(device_mesh)")
-    ex = HostIrExecutor(mesh=mesh, mode=mode, device=device, dispatch=dispatch, outputs=outputs)
+    ex = HostIrExecutor(mesh=mesh, mode=mode, device=device, dispatch=dispatch, outputs=outputs, overlap=overlap, dims=dims)
     if mesh is not None and isinstance(program, Program):
         resolve_names(program, mesh)
     ex.compile(program)

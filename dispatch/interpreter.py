@@ -16,8 +16,30 @@ import torch
 
 from hostir.dispatch.binding import Binding
 from hostir.errors import HostIrError, VerifyError
-from hostir.ir.nodes import Alloc, Buffer, Call, Comm, Event, Expand, For, Free, Group, If, Index, Peer, Permute, Program, Reshape, Span
-from hostir.ir.nodes import Stmt, Sync, Transpose, Unit, View, ViewOp
+from hostir.ir.nodes import (
+    Alloc,
+    Buffer,
+    Call,
+    Comm,
+    Event,
+    Expand,
+    For,
+    Free,
+    Group,
+    If,
+    Index,
+    Peer,
+    Permute,
+    Program,
+    Reshape,
+    Span,
+    Stmt,
+    Sync,
+    Transpose,
+    Unit,
+    View,
+    ViewOp,
+)
 from hostir.ir.regions import Written, overlap
 from hostir.ir.show import statement_text
 from hostir.ir.walk import Instance, Lane, Region, Scope, Step, Walker

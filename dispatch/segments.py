@@ -10,7 +10,9 @@ import torch
 
 from hostir.dispatch.dispatch import ExecutorDispatch
 from hostir.dispatch.protocol import Executor, Ids
+from hostir.errors import HostIrError
 from hostir.ir.nodes import Call, Program, Unit, every
+from hostir.ir.show import statement_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,22 +24,22 @@ class Segment:
 
 
 class Segments:
-    """The executors of one program's units on one device."""
+    """The executors of a program's units on one device."""
 
-    def __init__(self, p: Program, dispatch: ExecutorDispatch, device: torch.device | str) -> None:
+    def __init__(self, dispatch: ExecutorDispatch, device: torch.device | str) -> None:
+        self._dispatch = dispatch
+        self._device = device
         self._by_unit: dict[int, Segment] = {}
+
+    def add(self, p: Program) -> None:
+        """Choose and compile an executor for every unit of ``p`` that has none yet."""
         for s in every(p.body):
             if isinstance(s, Call) and id(s.unit) not in self._by_unit:
-                number = len(self._by_unit)
                 try:
-                    ex = dispatch.make(s.unit.fusion, ids=Ids(group=number), device=device)
+                    ex = self._dispatch.make(s.unit.fusion, ids=Ids(group=len(self._by_unit)), device=self._device)
                     ex.compile(ex.fusion)
-                except Exception as e:
-                    if hasattr(e, "with_context"):
-                        from hostir.ir.show import statement_text
-
-                        e.with_context(program=p.name, statement=statement_text(p, s), loc=s.loc)
-                    raise
+                except HostIrError as e:
+                    raise e.with_context(program=p.name, statement=statement_text(p, s), loc=s.loc) from None
                 self._by_unit[id(s.unit)] = Segment(s.unit, ex)
 
     def run(self, unit: Unit, args: Sequence[Any], outs: Sequence[torch.Tensor]) -> None:

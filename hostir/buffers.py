@@ -8,7 +8,7 @@ from hostir.errors import BuildError, Location, caller_location
 from hostir.ir import nodes
 from hostir.ir.nodes import Expand, Index, Peer, Permute, Reshape, Span, Transpose, ViewOp
 from hostir.ir.views import view_type, wrap_index
-from hostir.types import Dim, DType, Expr, Operand, TensorType, binary, dims_of, minimum, product
+from hostir.types import Dim, DType, Expr, Operand, TensorType, binary, dims_of, is_whole, minimum, operand, product, show_expr
 
 if TYPE_CHECKING:
     from hostir.build import Program
@@ -62,10 +62,8 @@ class Buffer:
 
     def _view(self, op: ViewOp) -> Buffer:
         self.program._usable(self)
-        try:
+        with self.program._located(self._place):
             t = view_type(self.type, op)
-        except BuildError as e:
-            raise e.with_context(program=self.program.name, statement=f"a view of %{self.name}: {self.type}", loc=caller_location()) from None
         return Buffer(self.program, t, base=self, op=op, loc=caller_location())
 
     def __getitem__(self, index: Any) -> Buffer:
@@ -89,10 +87,12 @@ class Buffer:
         return wrap_index(self._number(r), size)
 
     def _number(self, r: Any) -> Operand:
-        if isinstance(r, Expr) or (isinstance(r, int) and not isinstance(r, bool)):
-            return r
-        if hasattr(r, "__index__") and not isinstance(r, bool):
-            return int(r.__index__())
+        if isinstance(r, Expr) or (hasattr(r, "__index__") and not isinstance(r, bool)):
+            with self.program._located(self._place):
+                index = operand(r)
+            if not is_whole(index):
+                raise self._error(f"{show_expr(index)} is not an integer", cure="indices are integers: use // instead of /")
+            return index
         cure = "gather rows with a unit: p.call(lambda x, i: x[i], buf, index_buffer)"
         raise self._error(f"a buffer is indexed by ints and host expressions, not by {type(r).__name__}", got=repr(r), cure=cure)
 
@@ -134,16 +134,23 @@ class Buffer:
         return dim % self.ndim
 
     def _error(self, message: str, **facts: Any) -> BuildError:
-        return BuildError(message, program=self.program.name, statement=f"a view of %{self.name}: {self.type}", loc=caller_location(), **facts)
+        return BuildError(message, program=self.program.name, statement=self._place, loc=caller_location(), **facts)
+
+    @property
+    def _place(self) -> str:
+        """For messages: what a view is made of."""
+        return f"a view of %{self.name}: {self.type}"
 
     def reshape(self, *shape: Any) -> Buffer:
         """The same elements in another shape, as a view; one size may be -1."""
         raw = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-        if any(isinstance(s, int) and s == -1 for s in raw):
-            rest = product(tuple(s for s in raw if not (isinstance(s, int) and s == -1)))
-            fill = binary("//", product(self.shape), rest)
-            raw = tuple(fill if isinstance(s, int) and s == -1 else s for s in raw)
-        return self._view(Reshape(dims_of(raw)))
+        with self.program._located(self._place):
+            if any(isinstance(s, int) and s == -1 for s in raw):
+                rest = product(tuple(s for s in raw if not (isinstance(s, int) and s == -1)))
+                fill = binary("//", product(self.shape), rest)
+                raw = tuple(fill if isinstance(s, int) and s == -1 else s for s in raw)
+            dims = dims_of(raw)
+        return self._view(Reshape(dims))
 
     def permute(self, *order: Any) -> Buffer:
         raw = order[0] if len(order) == 1 and isinstance(order[0], (tuple, list)) else order
@@ -154,7 +161,9 @@ class Buffer:
         raw = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
         lead = len(raw) - self.ndim
         raw = tuple(self.shape[i - lead] if isinstance(s, int) and s == -1 and i >= lead else s for i, s in enumerate(raw))
-        return self._view(Expand(dims_of(raw)))
+        with self.program._located(self._place):
+            dims = dims_of(raw)
+        return self._view(Expand(dims))
 
     @property
     def T(self) -> Buffer:
@@ -179,7 +188,12 @@ class Buffer:
         self._refuse("arithmetic")
 
     __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __add__
-    __iadd__ = __isub__ = __imul__ = __itruediv__ = __imatmul__ = __pow__ = __neg__ = __add__  # type: ignore[assignment]
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __imatmul__ = __pow__ = __mod__ = __floordiv__ = __add__  # type: ignore[assignment]
+
+    __lt__ = __le__ = __gt__ = __ge__ = __and__ = __or__ = __add__
+
+    def __neg__(self) -> NoReturn:
+        self._refuse("arithmetic")
 
     def __bool__(self) -> bool:
         self._refuse("a truth value")

@@ -44,6 +44,7 @@ from hostir.trace import Unit as TracedUnit
 from hostir.trace import unit as traced
 from hostir.types import (
     DTYPES,
+    MEMORIES,
     Dim,
     Expr,
     Operand,
@@ -124,9 +125,11 @@ class Program(Structure, Operations, Communication, nodes.Program):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._state = "dead"
         if kind is not None:
+            self._state = "dead"
             return
+        self._need_open()
+        self._state = "dead"
         if self._unentered:
             forgotten = self._unentered[0]
             raise BuildError(f"{forgotten.what}() is no block yet", cure=f"with p.{forgotten.what}(…):", program=self.name, loc=forgotten.loc)
@@ -196,7 +199,7 @@ class Program(Structure, Operations, Communication, nodes.Program):
         """A tensor that the caller passes, in the order of declaration. Any strides; ``inout`` allows writing it."""
         self._need_open()
         loc = caller_location()
-        node = nodes.Buffer(identifier(name), _type(shape, dtype, memory))
+        node = self._buffer(name, shape, dtype, memory)
         self._declare(node, inout, loc)
         return Buffer(self, node.type, node=node)
 
@@ -205,7 +208,8 @@ class Program(Structure, Operations, Communication, nodes.Program):
         self._need_open()
         if dtype not in (int, float, bool):
             raise BuildError("a host scalar is int, float or bool", got=dtype, program=self.name, loc=caller_location())
-        v = Var(identifier(name), "scalar", dtype.__name__)  # type: ignore[arg-type]
+        with self._located("scalar"):
+            v = Var(identifier(name), "scalar", dtype.__name__)  # type: ignore[arg-type]
         self._declare(v, False, caller_location())
         return v
 
@@ -228,23 +232,28 @@ class Program(Structure, Operations, Communication, nodes.Program):
             raise BuildError("outputs are named at the top level of a program", program=self.name, loc=caller_location())
         self._results += [self._node(b) for b in buffers]
 
-    def _alloc(self, t: TensorType, init: float | int | bool | None, name: str | None) -> Buffer:
+    def _buffer(self, name: str, shape: object, dtype: object, memory: str) -> nodes.Buffer:
         self._need_open()
-        node = nodes.Buffer(identifier(name or "t"), t)
+        with self._located(f"the type of %{name}"):
+            if memory not in MEMORIES:
+                raise BuildError(f"memory is global, symmetric or host, not {memory!r}")
+            return nodes.Buffer(identifier(name), TensorType(dtype_of(dtype), dims_of(shape), memory))  # type: ignore[arg-type]
+
+    def _alloc(self, node: nodes.Buffer, init: float | int | bool | None) -> Buffer:
         self._add(Alloc(node, init, caller_location()))
-        return Buffer(self, t, node=node)
+        return Buffer(self, node.type, node=node)
 
     def empty(self, shape: object, dtype: object, *, memory: str = "global", name: str | None = None) -> Buffer:
         """A buffer that nothing has written yet."""
-        return self._alloc(_type(shape, dtype, memory), None, name)
+        return self._alloc(self._buffer(name or "t", shape, dtype, memory), None)
 
     def zeros(self, shape: object, dtype: object, *, memory: str = "global", name: str | None = None) -> Buffer:
-        return self._alloc(_type(shape, dtype, memory), 0, name)
+        return self._alloc(self._buffer(name or "t", shape, dtype, memory), 0)
 
     def full(self, shape: object, value: float | int | bool, dtype: object, *, memory: str = "global", name: str | None = None) -> Buffer:
         if not isinstance(value, (int, float)):
             raise BuildError("a buffer is filled with a Python number", got=value, program=self.name, loc=caller_location())
-        return self._alloc(_type(shape, dtype, memory), value, name)
+        return self._alloc(self._buffer(name or "t", shape, dtype, memory), value)
 
     def free(self, b: Buffer) -> None:
         """Give the memory of a whole allocated buffer back; passes do this at the last use."""
@@ -314,7 +323,7 @@ class Program(Structure, Operations, Communication, nodes.Program):
                 handle = given[len(handles)]
             else:
                 if want is None:
-                    raise BuildError(f"the type of a result of @{unit.name} is known to torch only", cure="give out=", loc=loc)
+                    raise BuildError(f"the type of a result of @{unit.name} is known to torch only", cure="give out=", program=self.name, loc=loc)
                 node = nodes.Buffer("t", want)
                 self._add(Alloc(node, None, loc))
                 handle = Buffer(self, want, node=node)
@@ -363,15 +372,6 @@ def parse(text: str, file: str = "<text>") -> Program:
 
 
 # ------------------------------------------------------------------------------------------------------------------- helpers
-
-
-def _type(shape: object, dtype: object, memory: str) -> TensorType:
-    if memory not in ("global", "symmetric", "host"):
-        raise BuildError(f"memory is global, symmetric or host, not {memory!r}", loc=caller_location())
-    try:
-        return TensorType(dtype_of(dtype), dims_of(shape), memory)  # type: ignore[arg-type]
-    except BuildError as e:
-        raise e.with_context(loc=caller_location()) from None
 
 
 def _name_of(unit: Any) -> str:

@@ -29,7 +29,7 @@ from hostir.graph.show import identifier
 from hostir.graph.table import TABLE
 from hostir.torch_forms import callable_form
 from hostir.torch_types import to_torch
-from hostir.trace_graph import add_graph
+from hostir.trace_graph import add_graph, is_mutation
 from hostir.trace_symbols import SCALAR_CURE, NoExprError, Symbols, to_host, user_location
 from hostir.types import Expr, Memory, Sym, TensorType, Var, dims_of, dtype_of, key
 
@@ -112,19 +112,31 @@ class _Keep(TorchFunctionMode):  # type: ignore[misc]
             return False
         return True
 
-    def locations(self, graph: torch.fx.Graph) -> dict[torch.fx.Node, Location]:
-        """Each node's line: that of the call during which it appeared."""
-        found = {}
-        spans = [*self.spans, (len(graph.nodes) + 1, None)]
-        at = 0
-        loc: Location | None = None
-        for i, node in enumerate(graph.nodes):
-            while spans[at][0] <= i:
-                loc = spans[at][1]
-                at += 1
-            if loc is not None:
-                found[node] = loc
-        return found
+def _lines(graph: torch.fx.Graph, spans: Sequence[tuple[int, Location]]) -> dict[torch.fx.Node, Location]:
+    """Each node's line: that of the call during which it appeared (``spans``: number of nodes before it, line)."""
+    found = {}
+    at = 0
+    for i, node in enumerate(graph.nodes):
+        while at < len(spans) and spans[at][0] <= i:
+            at += 1
+        if at:
+            found[node] = spans[at - 1][1]
+    return found
+
+
+class _Again(torch.fx.Interpreter):  # type: ignore[misc]
+    """Runs a traced graph, so that it can be traced again; lines are handed on."""
+
+    def __init__(self, graph: torch.fx.Graph, locations: Mapping[torch.fx.Node, Location]) -> None:
+        super().__init__(graph.owning_module)
+        self.places = locations
+        self.spans: list[tuple[int, Location]] = []
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        mode = get_proxy_mode()
+        if mode is not None and n in self.places:
+            self.spans.append((len(mode.tracer.graph.nodes), self.places[n]))
+        return super().run_node(n)
 
 
 def _kept_arguments(row: Row, function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any] | None:
@@ -151,7 +163,7 @@ def _kept_arguments(row: Row, function: Function, args: Sequence[Any], kwargs: M
 
 def _kept_value(p: Param, v: Any) -> Any:
     if v is None:
-        return None if p.optional else NotImplemented
+        return None if p.optional else NotImplemented if p.default is REQUIRED else p.default
     if p.kind == "tensor":
         return v if isinstance(v, torch.Tensor) else NotImplemented
     if p.kind == "sizes":
@@ -207,7 +219,7 @@ def _unbind(x: torch.Tensor, dim: int = 0) -> list[torch.Tensor]:
 
 
 def _t(x: torch.Tensor) -> torch.Tensor:
-    return x if x.dim() < 2 else x.transpose(0, 1)
+    return torch.ops.aten.alias.default(x) if x.dim() < 2 else x.transpose(0, 1)  # type: ignore[no-any-return]
 
 
 _REWRITES: Final[Mapping[Any, Callable[..., Any]]] = {
@@ -334,7 +346,15 @@ def _trace(fn: Callable[..., Any], label: str, specs: Sequence[Spec], named: Map
 
     returned: list[Any] = []
     graph = _run(flat, fakes, mode, symbols, label)
-    outputs, written = add_graph(f, graph, f.params, symbols, keep.locations(graph))
+    locations = _lines(graph, keep.spans)
+    for _ in range(2):
+        if not any(map(is_mutation, graph.nodes)):
+            break
+        # Some functions of torch write in place inside, below the layer that makes things functional: once more, on the graph.
+        again = _Again(graph, locations)
+        graph = _run(again.run, fakes, mode, symbols, label)
+        locations = _lines(graph, again.spans)
+    outputs, written = add_graph(f, graph, f.params, symbols, locations)
     _set_results(f, outputs, written)
     return f
 

@@ -114,7 +114,7 @@ class _Adder:
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
             raise self.error(node, f"the unit uses {target}, which is not an ATen operation", "write it with plain torch functions")
-        if target._schema.is_mutable:
+        if is_mutation(node):
             raise self.error(node, f"the unit uses {target}, which changes a tensor in a way that cannot be made functional", "use the form that returns a new tensor")
         return self.aten(node, target)
 
@@ -283,6 +283,14 @@ def _same_size(a: Dim, b: Dim) -> bool:
         if evaluate(a, env) != evaluate(b, env):
             return False
     return True
+
+
+def is_mutation(node: fx.Node) -> bool:
+    """A node that writes into a tensor, other than the final copies into arguments."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+        return False
+    return not (target is torch.ops.aten.copy_.default and isinstance(node.args[0], fx.Node) and node.args[0].op == "placeholder")
 
 
 def _live(graph: fx.Graph) -> set[fx.Node]:

@@ -158,6 +158,12 @@ class Symbols(ShapeEnv):  # type: ignore[misc]
         return super().evaluate_expr(orig_expr, *args, **kwargs)
 
     def _refuse(self, asked: Any, cure: str) -> UnitTraceError:
+        if any(s not in self.ours for s in asked.free_symbols):
+            self.refusal = self.refusal or UnitTraceError(
+                "the unit needs the contents of a tensor on the host: a branch, int(), or a size that depends on data",
+                cure="use torch.where, or decide outside the unit", loc=user_location(),
+            )  # fmt: skip
+            return self.refusal
         try:
             text = show_expr(to_tree(asked, self.ours))
         except NoExprError:

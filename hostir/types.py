@@ -636,9 +636,9 @@ class TensorType:
 def dim(x: object) -> Dim:
     """A size given by a user: a non-negative int or a host expression."""
     value = operand(x)
-    if isinstance(value, float) or (isinstance(value, int) and value < 0):
+    if not is_whole(value) or (isinstance(value, int) and value < 0):
         raise BuildError(f"{x} is not a size", expected="an int of at least 0, a symbol or a host expression", got=x, loc=caller_location())
-    return value
+    return value  # type: ignore[return-value]
 
 
 def dims_of(shape: object) -> tuple[Dim, ...]:

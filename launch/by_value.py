@@ -6,6 +6,7 @@ Code keeps the name of its source file on the way, so tracebacks and programs st
 from __future__ import annotations
 
 import functools
+import importlib
 import io
 import os
 import pickle
@@ -31,6 +32,11 @@ def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
 
 class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
     dispatch_table: ClassVar = ChainMap({types.CodeType: _reduce_code}, cloudpickle.CloudPickler.dispatch_table)
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, types.ModuleType) and type(value) is not types.ModuleType:  # a module with a class of its own, such as hostir
+            return importlib.import_module, (value.__name__,)
+        return super().reducer_override(value)
 
 
 def dumps(value: object) -> bytes:

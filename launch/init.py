@@ -81,6 +81,7 @@ def join_torch(world: World, store: dist.Store, timeout: float) -> None:
         reason = (str(error).splitlines() or [""])[0]
         raise CommTimeout(f"not all of {world.size} ranks came within {timeout:g} s: {reason}", rank=world.rank) from error
     world.on_close.append(lambda: _leave_torch(world.comms))
+    world.comms.exchange("torch.distributed is ready", "", range(world.size))  # else a rank that fails at once breaks the others' start
 
 
 def _leave_torch(comms: Comms) -> None:

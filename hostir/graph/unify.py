@@ -7,12 +7,20 @@ unit serves every chunk of a loop, a short last one too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from hostir.errors import BuildError
 from hostir.graph.fusion import Fusion, TensorView
-from hostir.types import Dim, Expr, Leaf, Operand, Sym, TensorType, Var, dims_equal, show_expr, simplify, substitute
+from hostir.types import Dim, Expr, Leaf, Operand, Sym, TensorType, Var, dims_equal, is_whole, show_expr, simplify, substitute
 
 Binding = Mapping[str, Dim]
+_FITS: Final[Mapping[str, tuple[str, ...]]] = {"int": ("int",), "float": ("int", "float"), "bool": ("bool",)}
+
+
+def _kind(x: Operand | bool) -> str:
+    if isinstance(x, bool) or (isinstance(x, Var) and x.kind == "bool"):
+        return "bool"
+    return "int" if is_whole(x) else "float"
 
 
 def unify(fusion: Fusion, args: Sequence[TensorType | Operand | bool], unit: str) -> dict[str, Dim]:
@@ -23,8 +31,8 @@ def unify(fusion: Fusion, args: Sequence[TensorType | Operand | bool], unit: str
     later: list[tuple[TensorView, int, Dim, Dim]] = []
     for param, arg in zip(fusion.params, args, strict=True):
         if isinstance(param, Var):
-            if isinstance(arg, TensorType):
-                raise BuildError(f"%{param.name} of @{unit} is a host {param.kind}", got=arg)
+            if isinstance(arg, TensorType) or _kind(arg) not in _FITS[param.kind]:
+                raise BuildError(f"%{param.name} of @{unit} is a host {param.kind}", got=arg if isinstance(arg, TensorType) else show_expr(arg))
             continue
         if not isinstance(arg, TensorType):
             raise BuildError(f"%{param.name} of @{unit} is a tensor", expected=param.type, got=arg)

@@ -8,7 +8,7 @@ what differs is kept as one number a rank. A rank that deviates leaves and is wa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, NamedTuple, TypeAlias, assert_never
 
@@ -38,11 +38,11 @@ from hostir.ir.nodes import (
     trees,
 )
 from hostir.ir.regions import Layout
+from hostir.ir.teams import Ints, Teams
 from hostir.ir.walk import Instance, Region, Scope, Step, Walker
 from hostir.mesh import Mesh
 from hostir.types import Bin, Both, Cmp, Either, Epoch, Expr, Negated, Operand, Predicate, Rank, Size, Sym, Tree, Truth, Var, leaves
 
-Ints: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 PerRank: TypeAlias = int | Ints  # one number for all ranks of a cohort, or one each
 
@@ -78,12 +78,13 @@ class Move(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class Cohort:
     """World ``ranks`` and what they do; ``results`` are the regions of the outputs. ``error`` is what stopped the walk of the first
-    rank: then it is alone and the moves end there."""
+    rank, with loop indices and scalars ``values``: then it is alone and the moves end there."""
 
     ranks: tuple[int, ...]
     moves: tuple[Move, ...]
     results: tuple[Use, ...]
     error: HostIrError | None = None
+    values: Mapping[Var, Any] = field(default_factory=dict)
 
     @cached_property
     def copies(self) -> dict[Instance, int]:
@@ -97,65 +98,6 @@ class Cohort:
                     lives[id(root.buffer)] = lives.get(id(root.buffer), 0) + 1
                     found[root] = lives[id(root.buffer)]
         return found
-
-
-class Teams:
-    """The teams of a sized mesh, computed once for all ranks."""
-
-    def __init__(self, mesh: Mesh) -> None:
-        self.mesh = mesh
-        self.layout = mesh.layout
-        self._at = {r: i for i, r in enumerate(self.layout)}
-        self._teams: dict[Team, dict[int, tuple[int, ...]]] = {}
-        self._columns: dict[str, Ints] = {}
-        place = np.arange(len(self.layout), dtype=np.int64)
-        for name, size in zip(reversed(mesh.names), reversed(mesh.sizes), strict=True):
-            self._columns[name] = place % size
-            place = place // size
-
-    def coordinates(self, axis: str, ranks: Sequence[int]) -> Ints:
-        """The coordinate along ``axis`` of each of ``ranks``."""
-        return self._columns[axis][[self._at[r] for r in ranks]]
-
-    def of(self, team: Team, rank: int) -> tuple[int, ...]:
-        """World ranks, in team order, of the team of ``rank``; of a rank list also for a rank that is not in it."""
-        if team is None:
-            return self.layout
-        if team and isinstance(team[0], int):
-            return self._listed(team)
-        if team not in self._teams:
-            self._teams[team] = self._along([str(a) for a in team])
-        return self._teams[team][rank]
-
-    def _listed(self, team: Team) -> tuple[int, ...]:
-        assert team is not None
-        if max(map(int, team)) >= len(self.layout):
-            raise InputError(
-                f"the rank list {list(team)} is larger than the world of {len(self.layout)} ranks", cure="give more ranks: mesh=…"
-            )
-        return tuple(self.layout[int(r)] for r in team)
-
-    def _along(self, axes: Sequence[str]) -> dict[int, tuple[int, ...]]:
-        """Ranks that agree on every other axis form a team, ordered row-major along ``axes``."""
-        rest = [n for n in self.mesh.names if n not in axes]
-        columns = [self._columns[n].tolist() for n in (*rest, *axes)]
-        groups: dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]] = {}
-        for i, rank in enumerate(self.layout):
-            at = tuple(c[i] for c in columns)
-            groups.setdefault(at[: len(rest)], []).append((at[len(rest) :], rank))
-        found: dict[int, tuple[int, ...]] = {}
-        for members in groups.values():
-            team = tuple(r for _, r in sorted(members))
-            found.update(dict.fromkeys(team, team))
-        return found
-
-    def positions(self, team: Team, ranks: Sequence[int]) -> Ints:
-        """Where each of ``ranks`` stands in its team; -1 for one that is not in it."""
-        found = []
-        for r in ranks:
-            members = self.of(team, r)
-            found.append(members.index(r) if r in members else -1)
-        return np.array(found, np.int64)
 
 
 def one_sided(p: Program) -> bool:
@@ -185,14 +127,14 @@ class _Scope(Scope):
     # ---- what Scope answers
 
     def value(self, e: Tree) -> Any:
-        found = self._checked(e, super().value)
+        found = super().value(e)
         self._same(e, found)
         return found
 
     def number(self, e: Operand) -> int:
         if type(e) is int:
             return e
-        found: int = self._checked(e, super().number)
+        found = int(super().value(e))
         if id(e) not in self._free:
             self._same(e, found)
         return found
@@ -203,12 +145,6 @@ class _Scope(Scope):
         if c.team not in self._teams:
             self._teams[c.team] = self.teams.of(c.team, self.rank)
         return self._teams[c.team]
-
-    def _checked(self, e: Any, evaluate: Callable[[Any], Any]) -> Any:
-        try:
-            return evaluate(e)
-        except ZeroDivisionError:
-            raise VerifyError(f"division by zero in {e}", cure="guard the statement with an if") from None
 
     # ---- the other ranks
 
@@ -243,7 +179,7 @@ class _Scope(Scope):
             scope = Scope(self.mesh, rank, self._dims, self.vars)
             try:
                 values[i] = int(scope.value(e))
-            except ZeroDivisionError:
+            except VerifyError:
                 self.alive[i] = False
         return values
 
@@ -330,8 +266,8 @@ class _Recorder:
         keep = np.flatnonzero(scope.alive)
         ranks = tuple(scope.ranks[i] for i in keep)
         if len(keep) == len(scope.ranks):
-            return Cohort(ranks, tuple(moves), results, error)
-        return Cohort(ranks, tuple(_narrow(m, keep) for m in moves), tuple(_kept(results, keep)), error)
+            return Cohort(ranks, tuple(moves), results, error, dict(scope.vars))
+        return Cohort(ranks, tuple(_narrow(m, keep) for m in moves), tuple(_kept(results, keep)), error, dict(scope.vars))
 
     def _use(self, b: Buffer, region: Region, write: bool, only: Mask | None = None) -> Use:
         return Use(region.root, region.layout, write, self._offsets.get(id(b)), only, region.peer)
@@ -471,9 +407,7 @@ def _kept(uses: Sequence[Use], keep: Ints) -> list[Use]:
 
 def _narrow(m: Move, keep: Ints) -> Move:
     counts = None if m.counts is None else (tuple(_pick(c, keep) for c in m.counts[0]), tuple(_pick(c, keep) for c in m.counts[1]))
-    return m._replace(
-        uses=tuple(_kept(m.uses, keep)), to=_pick(m.to, keep), source=_pick(m.source, keep), value=_pick(m.value, keep), counts=counts
-    )
+    return m._replace(uses=tuple(_kept(m.uses, keep)), to=_pick(m.to, keep), source=_pick(m.source, keep), value=_pick(m.value, keep), counts=counts)
 
 
 def cohorts(

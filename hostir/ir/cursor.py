@@ -24,8 +24,10 @@ from hostir.types import (
     as_predicate,
     binary,
     compare,
+    is_whole,
     maximum,
     minimum,
+    show_expr,
 )
 
 _T = TypeVar("_T")
@@ -126,8 +128,8 @@ class Cursor:
     def dim(self) -> Dim:
         token = self.token
         e = self.expr()
-        if isinstance(e, float) or (isinstance(e, int) and e < 0):
-            self.fail(f"{e} is not a size", token)
+        if isinstance(e, float) or not is_whole(e) or (isinstance(e, int) and e < 0):
+            self.fail(f"{show_expr(e)} is not a size", token)
         return e
 
     # ---- expressions: | < & < ~ < comparison < + - < * // %

@@ -92,7 +92,7 @@ def _narrow(layout: Layout, dim: int, start: int, length: int) -> Layout:
 # -------------------------------------------------------------------------------------------------------------------- contents
 
 
-def find_unwritten(p: Program, c: Cohort, findings: Findings, texts: Texts, remote: Remote | None = None) -> None:
+def find_unwritten(c: Cohort, findings: Findings, texts: Texts, remote: Remote | None = None) -> None:
     """Reads and outputs of what nothing has written, uses after free. ``remote`` holds what peers write (whole run)."""
     contents: dict[int, _Contents | None] = {}  # by serial of the instance; None: all of it is written
     freed: dict[int, Move] = {}

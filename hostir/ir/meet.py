@@ -14,9 +14,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from hostir.ir.cohort import Cohort, Move, PerRank, Teams, Use
+from hostir.ir.cohort import Cohort, Move, PerRank, Use
 from hostir.ir.nodes import COMMS, Alloc, Buffer, Call, Comm, Group
 from hostir.ir.regions import runs
+from hostir.ir.teams import Teams
 
 Flag: TypeAlias = tuple[int, Buffer, int, int]  # world rank, buffer, its how-manieth life, element
 After: TypeAlias = Sequence[Sequence[tuple[int, int]]]  # (rank, move): one of each group has ended
@@ -119,7 +120,7 @@ class Meeting:
         self.teams = teams
         self.observer = observer
         self.players: dict[int, Player] = {}
-        self.initial: dict[Flag, float] = {}
+        self.initial: dict[tuple[int, Buffer, int], float] = {}  # what fills the flags of a rank's buffer at first
         for c in cohorts:
             units = units_of(c)
             for place, rank in enumerate(c.ranks):
@@ -139,11 +140,9 @@ class Meeting:
     def _flags(self, c: Cohort) -> None:
         for m in c.moves:
             op = m.step.op
-            if isinstance(op, Alloc) and op.init is not None and op.out.type.memory == "symmetric":
-                root = m.uses[0].root
-                for element in range(m.uses[0].layout.numel if m.uses[0].layout.numel <= 4096 else 0):
-                    for rank in c.ranks:
-                        self.initial[rank, op.out, c.copies[root], element] = float(op.init)
+            if isinstance(op, Alloc) and op.init is not None and op.out.type.dtype.name in ("i32", "i64"):
+                for rank in c.ranks:
+                    self.initial[rank, op.out, c.copies[m.uses[0].root]] = float(op.init)
 
     def run(self) -> None:
         """Waits are looked at when nothing else can go on, so that every signal that may end one is known by then."""
@@ -270,7 +269,7 @@ class Meeting:
         for first, last in zip(*runs(u.layout), strict=True):
             for element in np.arange(first, last).tolist():
                 flag = (q.rank, buffer, life, element)
-                if self.initial.get(flag, float("-inf")) >= wanted:
+                if self.initial.get(flag[:3], float("-inf")) >= wanted:
                     continue
                 signals = [(rank, i) for value, rank, i in self.signals.get(flag, []) if value >= wanted]
                 if not signals:

@@ -13,10 +13,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from hostir.ir.cohort import Cohort, Ints, Mask, Move, Use, cohorts
+from hostir.ir.cohort import Cohort, Mask, Move, Use, cohorts
 from hostir.ir.diagnostics import Diagnostic, Findings, Place, Texts
 from hostir.ir.nodes import Alloc, Call, Comm, Event, Free, Group, Program, Sync
 from hostir.ir.regions import Layout, overlap
+from hostir.ir.teams import Ints
 from hostir.ir.walk import Lane, resolve_mesh
 from hostir.mesh import Mesh
 
@@ -213,10 +214,11 @@ def uses_by_root(c: Cohort) -> dict[tuple[int, int | None], list[tuple[int, Use]
 # ----------------------------------------------------------------------------------------------------------------------- races
 
 
-def find_races(p: Program, c: Cohort, findings: Findings, texts: Texts) -> None:
-    """Races of the ranks of one cohort. Parts of one group run at once, so among them a conflict is an error in every program."""
+def find_races(c: Cohort, findings: Findings, texts: Texts, *, streams: bool) -> None:
+    """Races of the ranks of one cohort: between ``streams`` (of a scheduled program), and between parts of one group, which run at
+    once in every program."""
     roots = uses_by_root(c)
-    order = order_of(c.moves) if p.scheduled else None
+    order = order_of(c.moves) if streams else None
     runs = _group_runs(c.moves)
     grouped = any(r >= 0 for r in runs)
     for found in roots.values():
@@ -313,7 +315,7 @@ def races(
     (c,) = cohorts(p, resolve_mesh(p, mesh), [rank], dims=dims, scalars=scalars)
     if c.error is not None:
         raise c.error
-    find_races(p, c, findings, Texts(p))
+    find_races(c, findings, Texts(p), streams=p.scheduled)
     return findings.all()
 
 

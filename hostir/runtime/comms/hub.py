@@ -129,7 +129,6 @@ class Hub:
         """``rank`` will not communicate any more."""
         with self._changed:
             self._ended.setdefault(rank, "has finished")
-            self._rank_threads.discard(threading.current_thread())
             self._look_for_deadlock()
 
     def fail(self, rank: int, error: BaseException) -> None:

@@ -1,0 +1,231 @@
+"""Ranks in each other's memory: what a rank writes or reads on a peer must be ordered with what the peer does there.
+
+One vector clock spans the lanes of all ranks. A message carries what its sender had done when it sent; a wait learns what had been
+done before the signals that may have ended it; a barrier makes everybody know everything. On that order, races are found as on one rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hostir.ir.cohort import Cohort, Move, Use
+from hostir.ir.diagnostics import Diagnostic, Findings, Texts
+from hostir.ir.lifetimes import Remote
+from hostir.ir.meet import After, Meeting, Observer, Part, Player
+from hostir.ir.nodes import Alloc, Buffer, Call, Comm, Event, Free, Program, Sync, View
+from hostir.ir.race import Order, Uses
+from hostir.ir.regions import Written
+from hostir.ir.teams import Ints, Teams
+from hostir.ir.walk import Lane
+
+Place = tuple[int, Buffer, int]  # world rank, buffer, its how-manieth life
+
+
+def _place(c: Cohort, u: Use) -> Place:
+    return (c.ranks[0] if u.peer is None else u.peer, u.root.buffer, c.copies.get(u.root, 0))
+
+
+def _data(m: Move) -> Sequence[Use]:
+    """The uses of a move that are not of flags: signals and waits order, they do not race."""
+    op = m.step.op
+    if isinstance(op, Comm) and op.kind in ("signal", "wait"):
+        return ()
+    if isinstance(op, Call) and op.awaits is not None:
+        num = sum(isinstance(a, Buffer) for a in op.args)
+        return (*m.uses[:num], *m.uses[num + 1 :])
+    return () if isinstance(op, Alloc) and op.init is None else m.uses
+
+
+def remote_writes(cohorts: Sequence[Cohort]) -> Remote:
+    """What each rank's buffers get from peers in the whole run."""
+    found: Remote = {}
+    for c in cohorts:
+        for m in c.moves:
+            for u in _data(m):
+                if u.write and u.peer is not None and u.peer != c.ranks[0]:
+                    rank, buffer, life = _place(c, u)
+                    found.setdefault((buffer, life, rank), []).append(u.layout)
+    return found
+
+
+def find_remote_reads(cohorts: Sequence[Cohort], findings: Findings, texts: Texts) -> None:
+    """Reads of a peer's buffer that nobody writes in the whole run."""
+    written: dict[Place, Written] = {}
+    for c in cohorts:
+        for m in c.moves:
+            if isinstance(m.step.op, Alloc):
+                written.setdefault(_place(c, m.uses[0]), Written())
+    for c in cohorts:
+        for m in c.moves:
+            for u in _data(m):
+                if u.write and not isinstance(m.step.op, Free) and (held := written.get(_place(c, u))) is not None:
+                    held.add(u.layout)
+    for c in cohorts:
+        for m in c.moves:
+            for u in _data(m):
+                if not u.write and u.peer is not None and (held := written.get(_place(c, u))) is not None and not held.covers(u.layout):
+                    name, place = u.root.buffer.name, texts.place(m.step.op, m.at, f"reads %{u.root.buffer.name} of rank {u.peer}")
+                    what, cure = f"this reads elements of a peer's %{name} that nothing writes", f"write all of %{name} there first"
+                    found = Diagnostic("unwritten", what, (place,), cure=cure)
+                    findings.add(("peer", id(m.step.op), u.root.buffer), c.ranks, lambda found=found: found)  # type: ignore[misc]
+
+
+# --------------------------------------------------------------------------------------------------------------- one clock for all
+
+
+@dataclass(slots=True, eq=False)
+class _Rank:
+    """How far one rank's moves have been entered into the common clock."""
+
+    cohort: Cohort
+    next: int = 0
+    events: dict[Event, tuple[int, int, Ints]] = field(default_factory=dict)
+    ends: dict[int, After] = field(default_factory=dict)
+    began: dict[int, tuple[int, int, Ints]] = field(default_factory=dict)
+
+
+class _Clock(Observer):
+    """Enters the moves of all ranks in an order in which they can happen."""
+
+    def __init__(self, p: Program, cohorts: Sequence[Cohort]) -> None:
+        self.scheduled = p.scheduled
+        self.lanes: dict[Hashable, int] = {}
+        self.ranks = {c.ranks[0]: _Rank(c) for c in cohorts}
+        for rank, state in self.ranks.items():
+            self._lane(rank, ("main", None))
+            for m in state.cohort.moves:
+                self._lane(rank, m.step.stream)
+                if m.step.waits is not None:
+                    self._lane(rank, m.step.waits)
+        self.count = [0] * len(self.lanes)
+        self.known: list[Ints] = [np.zeros(len(self.lanes), np.int64) for _ in self.lanes]
+        self.rows: list[Ints] = []
+        self.entered: list[tuple[int, Move]] = []
+        self.at: list[tuple[int, int, int]] = []
+
+    def _lane(self, rank: int, lane: Lane) -> int:
+        return self.lanes.setdefault((rank, lane if self.scheduled else "program"), len(self.lanes))
+
+    def ended(self, player: Player, part: Part, after: After) -> None:
+        """All that a part waited for has begun: enter it, and first what stands before it."""
+        state = self.ranks[player.rank]
+        state.ends[part.index] = after
+        self._enter(player.rank, part.index)
+
+    def finish(self) -> None:
+        for rank, state in self.ranks.items():
+            self._enter(rank, len(state.cohort.moves))
+
+    def _enter(self, rank: int, last: int) -> None:
+        """All moves before ``last``, and ``last`` if what it waits for is known."""
+        state = self.ranks[rank]
+        while state.next < len(state.cohort.moves) and (state.next < last or state.next in state.ends):
+            i = state.next
+            m = state.cohort.moves[i]
+            if i not in state.ends and _meets(m):
+                return
+            state.next += 1
+            self._move(rank, state, i, m)
+
+    def _begin(self, rank: int, i: int) -> tuple[int, int, Ints]:
+        """Lane, clock and knowledge of a communication when it begins."""
+        state = self.ranks[rank]
+        if i not in state.began:
+            self._enter(rank, i)
+            lane = self._lane(rank, state.cohort.moves[i].step.stream)
+            done = self.count[lane] - (state.cohort.moves[i].step.group is not None)  # a group has counted itself already
+            state.began[i] = (lane, done, self.known[lane])
+        return state.began[i]
+
+    def _learn(self, row: Ints, after: After) -> Ints:
+        for group in after:
+            heard = []
+            for rank, i in group:
+                lane, clock, known = self._begin(rank, i)
+                known = known.copy()
+                known[lane] = max(int(known[lane]), clock)
+                heard.append(known)
+            row = np.maximum(row, np.minimum.reduce(heard))
+        return row
+
+    def _move(self, rank: int, state: _Rank, i: int, m: Move) -> None:
+        op = m.step.op
+        if isinstance(op, View):
+            return
+        lane = self._lane(rank, ("main", None) if isinstance(op, (Alloc, Free)) else m.step.stream)
+        if isinstance(op, Sync):
+            self._sync(rank, state, lane, m, op)
+            return
+        began = self._begin(rank, i) if _meets(m) else (lane, self.count[lane], self.known[lane])
+        row = after = self._learn(began[2], state.ends.pop(i, ()))
+        if isinstance(op, Comm):
+            row = began[2]  # a communication itself may begin before the others are there
+        if m.step.group is None:
+            self.count[lane] += 1
+        self.entered.append((rank, m))
+        self.at.append((lane, self.count[lane], len(self.rows)))
+        self.rows.append(row)
+        self.known[lane] = np.maximum(self.known[lane], after)
+        if isinstance(op, (Call, Comm)) and op.event is not None:
+            state.events[op.event] = (lane, self.count[lane], self.known[lane])
+
+    def _sync(self, rank: int, state: _Rank, lane: int, m: Move, op: Sync) -> None:
+        if isinstance(op.what, Event):
+            if op.what not in state.events:
+                return
+            source, clock, known = state.events[op.what]
+        else:
+            assert m.step.waits is not None
+            source = self._lane(rank, m.step.waits)
+            clock, known = self.count[source], self.known[source]
+        row = np.maximum(self.known[lane], known)
+        row[source] = max(int(row[source]), clock)
+        self.known[lane] = row
+
+    def order(self) -> Order:
+        at = np.array(self.at or np.zeros((0, 3)), np.int64)
+        known = np.array(self.rows or np.zeros((1, max(len(self.lanes), 1))), np.int64)
+        lanes: tuple[Lane, ...] = tuple((str(lane), None) for lane in self.lanes)
+        return Order(lanes, at[:, 0], at[:, 1], at[:, 2], known)
+
+
+def _meets(m: Move) -> bool:
+    """Whether the meeting of ranks says when this ends."""
+    op = m.step.op
+    return (isinstance(op, Comm) and op.kind != "copy") or (isinstance(op, Call) and op.awaits is not None)
+
+
+def find_remote_races(p: Program, cohorts: Sequence[Cohort], teams: Teams, findings: Findings, texts: Texts) -> None:
+    """Races of a program whose ranks touch each other's memory, those on one rank included. The ranks agree and do not deadlock."""
+    clock = _Clock(p, cohorts)
+    Meeting(cohorts, teams, clock).run()
+    clock.finish()
+    order = clock.order()
+    places: dict[Place, list[tuple[int, Use]]] = {}
+    for i, (rank, m) in enumerate(clock.entered):
+        for u in _data(m):
+            if u.layout.numel:
+                places.setdefault(_place(clock.ranks[rank].cohort, u), []).append((i, u))
+    for (owner, buffer, _), found in places.items():
+        if any(u.write for _, u in found) and len({int(order.lane[i]) for i, _ in found}) > 1:
+            uses = Uses(found, 1)
+            for a, b, _ in uses.unordered(order):
+                for k, j in zip(a.tolist(), b.tolist(), strict=True):
+                    _report(clock, owner, buffer, uses.found[k], uses.found[j], findings, texts)
+
+
+def _report(clock: _Clock, owner: int, buffer: Buffer, one: tuple[int, Use], other: tuple[int, Use], findings: Findings, texts: Texts) -> None:
+    (a, m), (b, n) = clock.entered[one[0]], clock.entered[other[0]]
+    places = tuple(
+        texts.place(x.step.op, x.at, f"rank {rank} {'writes' if u.write else 'reads'} %{buffer.name} of rank {owner}")
+        for rank, x, u in ((a, m, one[1]), (b, n, other[1]))
+    )
+    remote = a != b
+    cure = "signal and wait between them, or a barrier on both" if remote else "a sync between them"
+    findings.add(
+        ("race", id(m.step.op), id(n.step.op), buffer, remote), {a, b},
+        lambda: Diagnostic("race", f"nothing orders these two uses of %{buffer.name}", places, cure=cure),
+    )  # fmt: skip

@@ -1,0 +1,27 @@
+"""From a program as it was written to one that runs as it stands: streams and syncs, then memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hostir.ir.nodes import Program
+from hostir.mesh import Mesh
+from hostir.passes.memory import memory
+from hostir.passes.streams import streams
+
+
+def schedule(
+    p: Program,
+    mesh: Mesh,
+    *,
+    dims: Mapping[str, int] | None = None,
+    scalars: Mapping[str, Any] | None = None,
+    overlap: str = "auto",
+) -> Program:
+    """``p`` with its streams ordered and its memory laid out, for these sizes, on every rank of ``mesh``."""
+    as_written = p.scheduled
+    p = streams(p, mesh, dims=dims, scalars=scalars, overlap=overlap)
+    return memory(p, mesh, dims=dims, scalars=scalars, may_sync=not as_written)
+
+
