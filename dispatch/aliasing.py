@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal, TypeAlias
 
 import torch
@@ -19,6 +20,8 @@ _EXACT: int = 1 << 14  # elements up to which interleaved views are compared ele
 def extent(t: torch.Tensor) -> tuple[int, int]:
     """First byte and one past the last byte that ``t`` can touch; equal when it has no elements."""
     start = t.data_ptr()
+    if t.is_contiguous():
+        return start, start + t.numel() * t.element_size()
     reach = 0
     for size, stride in zip(t.shape, t.stride(), strict=True):
         if size == 0:
@@ -28,7 +31,7 @@ def extent(t: torch.Tensor) -> tuple[int, int]:
 
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> Overlap:
-    """"same": the same elements in the same order; "some": they may share memory; "no": they do not."""
+    """ "same": the same elements in the same order; "some": they may share memory; "no": they do not."""
     if a is b:
         return "same" if a.numel() else "no"
     a0, a1 = extent(a)
@@ -67,7 +70,7 @@ def _offsets(t: torch.Tensor) -> torch.Tensor:
 
 def _boxes_apart(a: torch.Tensor, b: torch.Tensor, distance: int, steps: Sequence[int]) -> bool:
     """Both as boxes in the grid whose strides are ``steps``: disjoint along one dim means disjoint."""
-    if any(big % small for big, small in zip(steps, steps[1:], strict=False)):
+    if any(big % small for big, small in pairwise(steps)):
         return False
     low = min(0, distance)
     boxes = []
@@ -82,7 +85,7 @@ def _boxes_apart(a: torch.Tensor, b: torch.Tensor, distance: int, steps: Sequenc
         for step in steps:
             first, start = divmod(start, step)
             box.append((first, first + sizes[step]))
-        for (_, end), big, small in zip(box[1:], steps, steps[1:], strict=False):
+        for (_, end), big, small in zip(box[1:], steps[:-1], steps[1:], strict=True):
             if end > big // small:
                 return False  # wraps into the next row: not a box
         boxes.append(box)
@@ -91,7 +94,7 @@ def _boxes_apart(a: torch.Tensor, b: torch.Tensor, distance: int, steps: Sequenc
 
 def overlaps_itself(t: torch.Tensor) -> bool:
     """True when two indices of ``t`` are one element (an expanded tensor): nothing can be written there."""
-    if t.numel() < 2:
+    if t.is_contiguous() or t.numel() < 2:
         return False
     dims = sorted((stride, size) for size, stride in zip(t.shape, t.stride(), strict=True) if size > 1)
     reach = 0

@@ -15,6 +15,7 @@ from typing import Any, Final, assert_never
 
 import torch
 
+from hostir.dispatch.arena import Arena
 from hostir.dispatch.binding import Binding, shares_memory
 from hostir.dispatch.expr_eval import ExprEvalExecutor
 from hostir.dispatch.flatten import Action, Flat, Ref, flatten
@@ -77,7 +78,9 @@ class CompiledProgram:
         self.flat: Flat = flatten(p, scope, self._changes)
         self.lanes = Lanes(self.flat.lanes, self.device)
         self._out_roots = list(dict.fromkeys(r.root for r in self.flat.results if r.root not in self.flat.inputs))
-        self._arena = {root: self._allocate(root) for root in self.flat.roots if root not in self._out_roots}
+        inner = [root for root in self.flat.roots if root not in self._out_roots]
+        self._arena = Arena(self.flat, inner, self.device)
+        self._inner = {root: self._arena.tensors[root] if root in self._arena.tensors else self._allocate(root) for root in inner}
         self._static = [self._allocate(root) for root in self._out_roots] if static_outputs else None
         self._codes: dict[bool, _Code] = {}
         self._sets: OrderedDict[tuple[int, ...], Bound] = OrderedDict()
@@ -116,7 +119,7 @@ class CompiledProgram:
     @property
     def arena_bytes(self) -> int:
         """Bytes of the temporaries that stay allocated."""
-        return sum(t.numel() * t.element_size() for t in self._arena.values())
+        return self._arena.bytes
 
     # ---- running
 
@@ -166,7 +169,7 @@ class CompiledProgram:
         if found is not None and found.fits(held):
             return found
         code = self._code(binding, outs)
-        roots = {root: binding.tensors[b] for root, b in self.flat.inputs.items()} | self._arena
+        roots = {root: binding.tensors[b] for root, b in self.flat.inputs.items()} | self._inner
         if outs is not None:
             roots |= dict(zip(self._out_roots, outs, strict=True))
         values: dict[str, Any] = {"code": code, **code.constants}
@@ -198,7 +201,7 @@ class CompiledProgram:
         fresh = outs is None
         if fresh not in self._codes:
             samples = [self._allocate(root) for root in self._out_roots] if outs is None else list(outs)
-            roots = {root: binding.tensors[b] for root, b in self.flat.inputs.items()} | self._arena | dict(zip(self._out_roots, samples, strict=True))
+            roots = {root: binding.tensors[b] for root, b in self.flat.inputs.items()} | self._inner | dict(zip(self._out_roots, samples, strict=True))
             self._codes[fresh] = _Writer(self, roots, fresh).write()
         return self._codes[fresh]
 
@@ -229,7 +232,8 @@ def view_text(op: ViewOp) -> str:
     """A resolved view operation as it is written after a tensor."""
     match op:
         case Index(items):
-            return "[" + ", ".join(f"{i.start}:{i.stop}" if isinstance(i, Span) else ":" if i is None else str(i) for i in items) + "]"
+            written = [f"{i.start}:{i.stop}" if isinstance(i, Span) else ":" if i is None else str(i) for i in items]
+            return f"[{', '.join(written) or '...'}]"  # no items: all of it
         case Permute(order):
             return f".permute({', '.join(map(str, order))})"
         case Reshape(dims):
@@ -357,7 +361,7 @@ class _Writer:
             case Alloc(_, init):
                 self._on(action)
                 out = self.ref(action.outs[0])
-                self._emit([f"{out}.fill_({self.number(init)})" if init else f"{out}.zero_()"], action)
+                self._emit([f"{out}.zero_()" if str(init) in ("0", "0.0") else f"{out}.fill_({self.number(init)})"], action)
             case Call():
                 self._on(action)
                 self._call(position, action, s)

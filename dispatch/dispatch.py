@@ -52,14 +52,16 @@ class ExecutorDispatch:
         return ExecutorDispatch((*self.executors[:at], executor, *self.executors[at:]))
 
     def _pick(self, fusion: Any, device: str | torch.device | None = None) -> tuple[type[Executor], Any, dict[str, str]]:
-        """The executor class, the fusion as marked for the device, and who refused before it."""
-        ready = marked(fusion, str(device) if device is not None else _default_device()) if isinstance(fusion, Fusion) else fusion
+        """The executor class, the fusion as marked for the device, and who refused before it. What no executor takes as it is marked
+        is evaluated as a whole, by the first that takes it so."""
+        where = str(device) if device is not None else _default_device()
         refusals: dict[str, str] = {}
-        for e in self.executors:
-            answer = e.supports(ready)
-            if answer:
-                return e, ready, refusals
-            refusals[e.name] = answer.why
+        for ready in (marked(fusion, where), marked(fusion, None)) if isinstance(fusion, Fusion) else (fusion,):
+            for e in self.executors:
+                answer = e.supports(ready)
+                if answer:
+                    return e, ready, {k: v for k, v in refusals.items() if k != e.name}
+                refusals.setdefault(e.name, answer.why)
         raise UnsupportedError(
             f"no executor takes {getattr(fusion, 'name', fusion)!s}", refusals=refusals, statement=str(fusion).splitlines()[0]
         )

@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -48,6 +49,7 @@ class Evaluator:
         self._made: OrderedDict[Plan, tuple[Callable[..., list[Any]], Mapping[int, Op]]] = OrderedDict()
         self._first = self._producers()
         self._checks = [_Check(p) for p in fusion.params]
+        self._symbolic = any(c.fixed is None and c.type is not None for c in self._checks)
         self._outs = [None if (r.value.type is None) else _Check(r.value) for r in fusion.results]
         self.copies: tuple[Copy, ...] = tuple(Copy(j, why) for j in range(len(fusion.results)) if (why := self._why_copied(j)))
         self._in_place = [(j, fusion.params.index(r.alias)) for j, r in enumerate(fusion.results) if r.alias is not None]
@@ -104,20 +106,28 @@ class Evaluator:
             raise InputError(f"{name} takes {len(self._checks)} arguments", expected=len(self._checks), got=len(args))
         bound: dict[str, int] = {}
         for i, (check, a) in enumerate(zip(self._checks, args, strict=True)):
-            check.bind(a, bound, lambda i=i: f"argument {i} (%{self.fusion.params[i].name}) of {name}")
-        for i, (check, a) in enumerate(zip(self._checks, args, strict=True)):
-            check.sizes(a, bound, args, self.fusion, lambda i=i: f"argument {i} (%{self.fusion.params[i].name}) of {name}")
-        for j, (check, o) in enumerate(zip(self._outs, outs, strict=True)):
+            if not check.fits(a):
+                check.bind(a, bound, partial(self._argument, i))
+        if bound or self._symbolic:
+            for i, (check, a) in enumerate(zip(self._checks, args, strict=True)):
+                check.sizes(a, bound, args, self.fusion, partial(self._argument, i))
+        for j, (fit, o) in enumerate(zip(self._outs, outs, strict=True)):
             if o is None:
                 continue
-            if check is not None:
-                check.bind(o, {}, lambda j=j: f"output {j} of {name}")
-                check.sizes(o, bound, args, self.fusion, lambda j=j: f"output {j} of {name}")
+            if fit is not None and not fit.fits(o):
+                fit.bind(o, {}, partial(self._output, j))
+                fit.sizes(o, bound, args, self.fusion, partial(self._output, j))
             if overlaps_itself(o):
                 raise InputError(f"output {j} of {name} has elements that share memory", got=f"strides {o.stride()}", cure="give a dense tensor")
             for k in range(j):
                 if (other := outs[k]) is not None and overlap(o, other) != "no":
                     raise InputError(f"outputs {k} and {j} of {name} share memory", cure="give each result its own tensor")
+
+    def _argument(self, i: int) -> str:
+        return f"argument {i} (%{self.fusion.params[i].name}) of {self.fusion.name}"
+
+    def _output(self, j: int) -> str:
+        return f"output {j} of {self.fusion.name}"
 
     def _call(self, plan: Plan, args: Sequence[Value], outs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
         function, lines = self._function(plan)
@@ -148,9 +158,7 @@ class Evaluator:
 
     helpers: Final[Mapping[str, Any]] = HELPER_NAMES
 
-    def code(
-        self, args: Sequence[Value], outs: Sequence[torch.Tensor | None]
-    ) -> tuple[str, Mapping[str, Any], torch.device]:
+    def code(self, args: Sequence[Value], outs: Sequence[torch.Tensor | None]) -> tuple[str, Mapping[str, Any], torch.device]:
         """What ``run`` would execute for tensors that lie in memory as these do: the text of ``run(a, o, device)``, the constants that
         it names, and the device. Types are checked as in ``run``."""
         places = self.places(args, outs)
@@ -240,8 +248,13 @@ class _Check:
         self.type: TensorType | None = None if isinstance(p, Var) else p.known
         self.dtype = None if self.type is None else to_torch(self.type.dtype)
         dims = () if self.type is None else self.type.dims
-        self.fixed = torch.Size(dims) if all(isinstance(d, int) for d in dims) else None
+        sizes = [d for d in dims if isinstance(d, int)]
+        self.fixed = torch.Size(sizes) if len(sizes) == len(dims) and self.type is not None else None
         self.rank = len(dims)
+
+    def fits(self, a: Value) -> bool:
+        """True where one look tells that the type is right: sizes without symbols."""
+        return self.fixed is not None and isinstance(a, torch.Tensor) and a.dtype is self.dtype and a.shape == self.fixed
 
     def bind(self, a: Value, bound: dict[str, int], who: Callable[[], str]) -> None:
         if self.type is None:

@@ -44,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_run(commands)
     _add_show(commands)
+    _add_verify(commands)
     _add_doctor(commands)
     return parser
 
@@ -106,6 +107,50 @@ def _show(options: argparse.Namespace) -> int:
     if not options.quiet:
         print(program)
     return OK
+
+
+def _add_verify(commands: Subcommands) -> None:
+    command = commands.add_parser("verify", help="check a program for every rank: indices, races, agreement, deadlock, lifetimes")
+    command.add_argument("file", metavar="FILE.hir", help="the program's text; - reads standard input")
+    command.add_argument("--mesh", type=_mesh, metavar="N | axis=N,...", help="mesh sizes that the text leaves open")
+    command.add_argument("--dim", type=_assignment, action="append", default=[], metavar="m=64", help="a symbolic size; may be repeated")
+    command.add_argument("--scalar", type=_assignment, action="append", default=[], metavar="k=3", help="a host number; may be repeated")
+    command.add_argument("--quiet", action="store_true", help="print nothing: the exit code says whether the program is right")
+    command.add_argument("--json", action="store_true", help="one JSON object")
+    command.set_defaults(handler=_verify)
+
+
+def _assignment(text: str) -> tuple[str, int]:
+    name, _, value = text.partition("=")
+    if not name.isidentifier() or not value.removeprefix("-").isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form name=number")
+    return name, int(value)
+
+
+def _mesh(text: str) -> int | dict[str, int]:
+    return int(text) if text.isdecimal() else dict(_assignment(part) for part in text.split(","))
+
+
+def _verify(options: argparse.Namespace) -> int:
+    text = _read(options.file)
+    if text is None:
+        return WRONG_USE
+    from hostir.ir.parse import parse_program
+    from hostir.ir.verify import verify
+
+    program = parse_program(text, file=options.file)
+    try:
+        report = verify(program, options.mesh, dims=dict(options.dim), scalars=dict(options.scalar), check=False)
+    except InputError as error:
+        print(f"hostir verify: {error}", file=sys.stderr)
+        return WRONG_USE
+    if options.json:
+        import json
+
+        print(json.dumps(report.as_dict()))
+    elif not options.quiet:
+        print(report)
+    return OK if report.ok else FAILED
 
 
 def _add_doctor(commands: Subcommands) -> None:

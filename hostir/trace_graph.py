@@ -19,8 +19,8 @@ from hostir.graph.fusion import Fusion, TensorView
 from hostir.graph.row import Overload, Row
 from hostir.graph.table import OVERLOADS, TABLE, apply, bind, canonical, infer
 from hostir.torch_types import from_torch
-from hostir.trace_symbols import SCALAR_CURE, NoExprError, Symbols, to_host
-from hostir.types import Dim, DType, Expr, TensorType, evaluate
+from hostir.trace_symbols import SCALAR_CURE, Naming, NoExprError, to_host
+from hostir.types import Dim, DType, Expr, Sym, TensorType, Var, dims_equal, evaluate
 
 DROPPED: Final = frozenset({"device", "layout", "memory_format", "pin_memory", "non_blocking"})
 _SYMBOLIC: Final = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -32,7 +32,7 @@ def add_graph(
     f: Fusion,
     graph: fx.Graph,
     params: Sequence[Any],
-    symbols: Symbols,
+    symbols: Naming,
     locations: Mapping[fx.Node, Location] | None = None,
 ) -> tuple[list[Any], dict[TensorView, TensorView]]:
     """Append ``graph`` to ``f``. ``params`` are what its placeholders stand for, in order.
@@ -44,7 +44,7 @@ def add_graph(
 
 
 class _Adder:
-    def __init__(self, f: Fusion, graph: fx.Graph, params: Sequence[Any], symbols: Symbols, locations: Mapping[fx.Node, Location]) -> None:
+    def __init__(self, f: Fusion, graph: fx.Graph, params: Sequence[Any], symbols: Naming, locations: Mapping[fx.Node, Location]) -> None:
         self.f = f
         self.graph = graph
         self.params = list(params)
@@ -105,7 +105,11 @@ class _Adder:
             return self.value(node.args[0])[node.args[1]]
         if isinstance(val, (*_SYMBOLIC, int, float, bool)):
             if node.target is torch.ops.aten._local_scalar_dense.default:
-                raise self.error(node, "the unit reads a tensor back to the host (item(), int(), float(), bool())", "keep it a 0-d tensor: arithmetic and torch.where work on it")
+                raise self.error(
+                    node,
+                    "the unit reads a tensor back to the host (item(), int(), float(), bool())",
+                    "keep it a 0-d tensor: arithmetic and torch.where work on it",
+                )
             return self.host(val) if isinstance(val, _SYMBOLIC) else val
         if node.target is torch.ops.aten.copy_.default and isinstance(node.args[0], fx.Node) and node.args[0].op == "placeholder":
             target, new = self.values[node.args[0]], self.value(node.args[1])
@@ -115,7 +119,11 @@ class _Adder:
         if not isinstance(target, torch._ops.OpOverload):
             raise self.error(node, f"the unit uses {target}, which is not an ATen operation", "write it with plain torch functions")
         if is_mutation(node):
-            raise self.error(node, f"the unit uses {target}, which changes a tensor in a way that cannot be made functional", "use the form that returns a new tensor")
+            raise self.error(
+                node,
+                f"the unit uses {target}, which changes a tensor in a way that cannot be made functional",
+                "use the form that returns a new tensor",
+            )
         return self.aten(node, target)
 
     def error(self, node: fx.Node, message: str, cure: str) -> UnitTraceError:
@@ -270,8 +278,6 @@ def _equal(a: Any, b: Any) -> bool:
 
 def _same_size(a: Dim, b: Dim) -> bool:
     """Equal for every binding of the symbols, as far as a few bindings tell where algebra does not."""
-    from hostir.types import dims_equal
-
     if (known := dims_equal(a, b)) is not None:
         return known
     for seed in (2, 3, 5, 7, 12, 60, 97, 840):
@@ -283,6 +289,54 @@ def _same_size(a: Dim, b: Dim) -> bool:
         if evaluate(a, env) != evaluate(b, env):
             return False
     return True
+
+
+def fusion_of_graph(graph: fx.Graph, name: str = "graph") -> Fusion:
+    """A graph of AOTAutograd or export (each node with ``meta["val"]``) as a Fusion; results are the graph's outputs, flat.
+
+    Sizes are symbols with torch's names (``s77``). Symbolic integers among the placeholders become unused scalars. Arguments that the
+    graph copies into come after the outputs as hidden results. UnitTraceError for placeholders that are no strided tensors or ints.
+    """
+    f = Fusion(name)
+    naming = Naming()
+    for node in graph.nodes:
+        if node.op != "placeholder":
+            continue
+        val = node.meta.get("val")
+        sizes = val.shape if isinstance(val, torch.Tensor) else [val]
+        for s in sizes:
+            if isinstance(s, torch.SymInt):
+                naming.ours.update({symbol: Sym(str(symbol)) for symbol in s.node.expr.free_symbols if symbol not in naming.ours})
+        if isinstance(val, torch.SymInt):
+            f.params.append(Var(node.name, "scalar", "int"))
+        elif isinstance(val, torch.Tensor):
+            try:
+                f.params.append(TensorView(f, naming.type_of(val), node.name))
+            except NoExprError as e:
+                raise UnitTraceError(f"the input {node.name} of the graph @{name} has no type here: {e}") from None
+        else:
+            raise UnitTraceError(f"the input {node.name} of the graph @{name} is no tensor", got=type(val).__name__)
+    outputs, written = add_graph(f, graph, f.params, naming)
+    set_results(f, outputs, written)
+    return f
+
+
+def set_results(f: Fusion, outputs: Sequence[Any], written: Mapping[TensorView, TensorView]) -> None:
+    """Returned values in order, then the arguments that were only mutated. A mutated argument that is returned is one result."""
+    by_value = {id(new): param for param, new in written.items()}
+    done: set[int] = set()
+    for value in outputs:
+        if value is None:
+            continue
+        param = by_value.get(id(value))
+        if param is not None and id(param) not in done:
+            done.add(id(param))
+            f.output(value, alias=param, hidden=False)
+        else:
+            f.output(value)
+    for param, new in written.items():
+        if id(param) not in done:
+            f.output(new, alias=param)
 
 
 def is_mutation(node: fx.Node) -> bool:

@@ -8,8 +8,9 @@ where the reason is known, and not somewhere inside torch.
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any, Final, Literal
 
@@ -24,6 +25,7 @@ from hostir.types import Bin, Cmp, Dim, Expr, Operand, Sym, TensorType, Tree, Tr
 
 _TORCH: Final = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _HOSTIR: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_MADE: Final = ("<string>", "<eval_with_key", "<frozen", "<hostir")  # code that a program wrote, not a user
 SCALAR_CURE: Final = (
     "numbers that vary between calls may only take part in arithmetic: branch on the host (p.if_), index the buffer outside the unit "
     "(p.call(u, a[i])), or pass a Python number, which is a constant"
@@ -35,7 +37,7 @@ def user_frame(start: FrameType | None) -> FrameType | None:
     """The innermost frame, from ``start`` outwards, that is neither torch's nor hostir's."""
     while start is not None:
         file = start.f_code.co_filename
-        if not file.startswith((_TORCH, _HOSTIR, "<")):
+        if not file.startswith((_TORCH, _HOSTIR, *_MADE)):
             return start
         start = start.f_back
     return None
@@ -70,13 +72,31 @@ def _primes() -> Iterator[int]:
         n += 2
 
 
-class Symbols(ShapeEnv):  # type: ignore[misc]
+class Naming:
+    """What torch's symbols are called here."""
+
+    def __init__(self) -> None:
+        self.ours: dict[sympy.Symbol, Expr] = {}
+
+    def type_of(self, t: torch.Tensor) -> TensorType:
+        """Our type of one of torch's fake tensors; NoExprError where there is none."""
+        if (dtype := from_torch(t.dtype)) is None:
+            raise NoExprError(str(t.dtype))
+        return TensorType(dtype, tuple(to_host(s, self.ours) for s in t.shape))
+
+    def named(self, text: str) -> str:
+        """torch's message with our names for the symbols."""
+        names = {str(s): show_expr(e) for s, e in self.ours.items()}
+        return re.sub(r"\b(?:s|u|zuf|zf)\d+\b", lambda m: names.get(m[0], m[0]), text)
+
+
+class Symbols(ShapeEnv, Naming):
     """torch's record of symbolic numbers for one trace, with our names, and our rules for what may be asked of them."""
 
     def __init__(self) -> None:
-        super().__init__(duck_shape=False, specialize_zero_one=False)
+        ShapeEnv.__init__(self, duck_shape=False, specialize_zero_one=False)
+        Naming.__init__(self)
         self.refusal: UnitTraceError | None = None
-        self.ours: dict[sympy.Symbol, Expr] = {}
         self._sizes: dict[object, tuple[Sym, Any]] = {}
         self._taken: set[str] = set()
         self._hints = _primes()
@@ -112,7 +132,10 @@ class Symbols(ShapeEnv):  # type: ignore[misc]
         """A host number that is given at each run: (in the fusion, as torch sees it)."""
         var = Var(name, "scalar", kind)
         with self.ignore_fresh_unbacked_symbols():
-            made = {"int": self.create_unbacked_symint, "float": self.create_unbacked_symfloat, "bool": self.create_unbacked_symbool}[kind]()
+            make: Callable[[], Any] = getattr(
+                self, {"int": "create_unbacked_symint", "float": "create_unbacked_symfloat"}.get(kind, "create_unbacked_symbool")
+            )
+            made = make()
         (symbol,) = made.node.expr.free_symbols
         self.ours[symbol] = var
         return var, made
@@ -121,19 +144,6 @@ class Symbols(ShapeEnv):  # type: ignore[misc]
         """A host expression over this trace's symbols as torch's symbolic number."""
         known = {key(named): made for named, made in self._sizes.values()}
         return evaluate(e, lambda leaf: known[key(leaf)])
-
-    def type_of(self, t: torch.Tensor) -> TensorType:
-        """Our type of one of torch's fake tensors; NoExprError where there is none."""
-        if (dtype := from_torch(t.dtype)) is None:
-            raise NoExprError(str(t.dtype))
-        return TensorType(dtype, tuple(to_host(s, self.ours) for s in t.shape))
-
-    def named(self, text: str) -> str:
-        """torch's message with our names for the symbols."""
-        import re
-
-        names = {str(s): show_expr(e) for s, e in self.ours.items()}
-        return re.sub(r"\b(?:s|u|zuf|zf)\d+\b", lambda m: names.get(m[0], m[0]), text)
 
     # ---- what torch asks
 
@@ -261,5 +271,3 @@ def _whole(e: Any) -> bool:
     if isinstance(e, Bin):
         return _whole(e.left) and _whole(e.right)
     return isinstance(e, int) or (isinstance(e, Expr) and getattr(e, "kind", "int") == "int")
-
-

@@ -27,7 +27,7 @@ from hostir.launch.by_value import dumps_call
 from hostir.runtime.comms.board import Board, Failure
 
 GRACE: Final = 5.0  # seconds for the other ranks to end by themselves after one has failed
-_PRELOAD: Final = ["torch", "torch.distributed", "hostir.launch.child"]
+_PRELOAD: Final = ["torch", "torch.distributed", "torch.fx.experimental.symbolic_shapes", "hostir.dispatch", "hostir.launch.child"]
 _STARTING: Final = threading.Lock()
 
 

@@ -11,10 +11,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import Phase, settings
 
 TESTS = Path(__file__).parent
 TIERS = ("tiny", "unit", "dist", "gpu")
 SEED = 0
+
+# The same examples at every run, no limit on one example's time, and no search for an explanation of a failure.
+settings.register_profile("hostir", derandomize=True, deadline=None, phases=[Phase.explicit, Phase.generate, Phase.shrink])
+settings.load_profile("hostir")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -33,7 +33,9 @@ def _function(name: str) -> Callable[..., Any]:
         return outs[0] if len(outs) == 1 else outs
 
     call.__name__ = call.__qualname__ = name
-    call.__doc__ = f"{row.signature}\n\nReturns a TensorView{'' if row.num_outs == 1 else f' each for {row.num_outs} results'}; BuildError on wrong types."
+    call.__doc__ = (
+        f"{row.signature}\n\nReturns a TensorView{'' if row.num_outs == 1 else f' each for {row.num_outs} results'}; BuildError on wrong types."
+    )
     return call
 
 

@@ -7,6 +7,25 @@ from typing import Final
 from hostir.graph import rules_compute as rule
 from hostir.graph.row import Row, row
 
+# Functions of torch that stay one operation, with their parameters and what the row calls them.
+_LAYER_NORM: Final = (
+    "torch.nn.functional.layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5)"
+    " -> (x=input, w=weight, b=bias, shape=normalized_shape, eps=eps)"
+)
+_RMS_NORM: Final = (
+    "torch.nn.functional.rms_norm(input, normalized_shape, weight=None, eps=None) -> (x=input, w=weight, shape=normalized_shape, eps=eps)"
+)
+_CROSS_ENTROPY: Final = (
+    "torch.nn.functional.cross_entropy(input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, "
+    "reduction='mean', label_smoothing=0.0)"
+    " -> (x=input, target=target, w=weight, reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing)"
+)
+_ATTENTION: Final = (
+    "torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, "
+    "enable_gqa=False)"
+    " -> (q=query, k=key, v=value, mask=attn_mask, dropout=dropout_p, causal=is_causal, scale=scale, gqa=enable_gqa)"
+)
+
 REDUCTIONS: Final[tuple[Row, ...]] = (
     row(
         "sum", "x: tensor | dims: dims? = none, keepdim: bool = false, dtype: dtype? = none", rule.summed,
@@ -73,23 +92,29 @@ REDUCTIONS: Final[tuple[Row, ...]] = (
 ROWWISE: Final[tuple[Row, ...]] = (
     row(
         "softmax", "x: tensor | dim: dim, dtype: dtype? = none", rule.softmax, "torch.softmax(x, dim, dtype=dtype)",
-        overloads=("_softmax.default(half_to_float == False, x=self, dim=dim)", "_softmax.default(half_to_float == True, x=self, dim=dim, dtype=f32)"),
+        overloads=(
+            "_softmax.default(half_to_float == False, x=self, dim=dim)",
+            "_softmax.default(half_to_float == True, x=self, dim=dim, dtype=f32)",
+        ),
         shard="rowwise", cost="reduce", flags="composite",
     ),
     row(
         "log_softmax", "x: tensor | dim: dim, dtype: dtype? = none", rule.softmax, "torch.log_softmax(x, dim, dtype=dtype)",
-        overloads=("_log_softmax.default(half_to_float == False, x=self, dim=dim)", "_log_softmax.default(half_to_float == True, x=self, dim=dim, dtype=f32)"),
+        overloads=(
+            "_log_softmax.default(half_to_float == False, x=self, dim=dim)",
+            "_log_softmax.default(half_to_float == True, x=self, dim=dim, dtype=f32)",
+        ),
         shard="rowwise", cost="reduce", flags="composite",
     ),
     row(
         "layer_norm", "x: tensor, w: tensor? = none, b: tensor? = none | shape: sizes, eps: number = 1e-05", rule.layer_norm,
         "F.layer_norm(x, shape, w, b, eps)",
-        functions=("torch.nn.functional.layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5) -> (x=input, w=weight, b=bias, shape=normalized_shape, eps=eps)",),
+        functions=(_LAYER_NORM,),
         shard="normalise", cost="reduce", flags="composite",
     ),
     row(
         "rms_norm", "x: tensor, w: tensor? = none | shape: sizes, eps: number? = none", rule.rms_norm, "F.rms_norm(x, shape, w, eps)",
-        functions=("torch.nn.functional.rms_norm(input, normalized_shape, weight=None, eps=None) -> (x=input, w=weight, shape=normalized_shape, eps=eps)",),
+        functions=(_RMS_NORM,),
         shard="normalise", cost="reduce", flags="composite",
     ),
     row(
@@ -102,10 +127,7 @@ ROWWISE: Final[tuple[Row, ...]] = (
         "x: tensor, target: tensor, w: tensor? = none | reduction: str = 'mean', ignore_index: int = -100, label_smoothing: number = 0.0",
         rule.cross_entropy,
         "F.cross_entropy(x, target, w, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)",
-        functions=(
-            "torch.nn.functional.cross_entropy(input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction='mean', label_smoothing=0.0)"
-            " -> (x=input, target=target, w=weight, reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing)",
-        ),
+        functions=(_CROSS_ENTROPY,),
         shard="cross_entropy", cost="reduce", flags="composite",
     ),
 )  # fmt: skip
@@ -143,12 +165,10 @@ PRODUCTS: Final[tuple[Row, ...]] = (
     ),
     row(
         "sdpa",
-        "q: tensor, k: tensor, v: tensor, mask: tensor? = none | dropout: number = 0.0, causal: bool = false, scale: number? = none, gqa: bool = false",
+        "q: tensor, k: tensor, v: tensor, mask: tensor? = none | "
+        "dropout: number = 0.0, causal: bool = false, scale: number? = none, gqa: bool = false",
         rule.sdpa, "F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa)",
-        functions=(
-            "torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False)"
-            " -> (q=query, k=key, v=value, mask=attn_mask, dropout=dropout_p, causal=is_causal, scale=scale, gqa=enable_gqa)",
-        ),
+        functions=(_ATTENTION,),
         shard="attention", cost="attention", flags="library composite",
     ),
 )  # fmt: skip

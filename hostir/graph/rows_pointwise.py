@@ -17,9 +17,7 @@ def _unary(name: str, promotion: str, triton: str, *, result: str = "same", over
     )  # fmt: skip
 
 
-def _binary(
-    name: str, promotion: str, triton: str, *, result: str = "same", overloads: tuple[str, ...] = (), aten: str = "", **rest: Any
-) -> Row:
+def _binary(name: str, promotion: str, triton: str, *, result: str = "same", overloads: tuple[str, ...] = (), aten: str = "", **rest: Any) -> Row:
     known = overloads or (f"{name}.Tensor(x=self, y=other)", f"{name}.Scalar(x=self, y=other)")
     return row(
         name, "x: value, y: value", pointwise(promotion, result), aten or f"torch.{name}(x, y)",
@@ -36,18 +34,39 @@ def _logical(name: str, triton: str) -> Row:
 
 
 def _bits(name: str, sign: str, words: str) -> Row:
-    overloads = (f"{name}.Tensor(x=self, y=other)", f"{name}.Scalar(x=self, y=other)", f"{words}.Tensor(x=self, y=other)", f"{words}.Scalar(x=self, y=other)")
+    overloads = (
+        f"{name}.Tensor(x=self, y=other)",
+        f"{name}.Scalar(x=self, y=other)",
+        f"{words}.Tensor(x=self, y=other)",
+        f"{words}.Scalar(x=self, y=other)",
+    )
     return _binary(name, "integer", f"x {sign} y", overloads=overloads)
 
 
 ROWS: Final[tuple[Row, ...]] = (
     # arithmetic
     _binary("add", "any", "x + y"),
-    _binary("sub", "no-bool", "x - y", overloads=("sub.Tensor(x=self, y=other)", "sub.Scalar(x=self, y=other)", "rsub.Scalar(x=other, y=self)", "rsub.Tensor(x=other, y=self)")),
+    _binary(
+        "sub", "no-bool", "x - y",
+        overloads=(
+            "sub.Tensor(x=self, y=other)", "sub.Scalar(x=self, y=other)", "rsub.Scalar(x=other, y=self)", "rsub.Tensor(x=other, y=self)",
+        ),
+    ),
     _binary("mul", "any", "x * y"),
     _binary("div", "float", "hd.div(x, y)"),
-    _binary("pow", "number", "hd.pow(x, y)", numbers="x y", overloads=("pow.Tensor_Tensor(x=self, y=exponent)", "pow.Tensor_Scalar(x=self, y=exponent)", "pow.Scalar(x=self, y=exponent)")),
-    _binary("floor_divide", "order number", "hd.floor_divide(x, y)", overloads=("floor_divide.default(x=self, y=other)", "floor_divide.Scalar(x=self, y=other)", 'div.Tensor_mode(rounding_mode == "floor", x=self, y=other)', 'div.Scalar_mode(rounding_mode == "floor", x=self, y=other)')),
+    _binary(
+        "pow", "number", "hd.pow(x, y)", numbers="x y",
+        overloads=(
+            "pow.Tensor_Tensor(x=self, y=exponent)", "pow.Tensor_Scalar(x=self, y=exponent)", "pow.Scalar(x=self, y=exponent)",
+        ),
+    ),
+    _binary(
+        "floor_divide", "order number", "hd.floor_divide(x, y)",
+        overloads=(
+            "floor_divide.default(x=self, y=other)", "floor_divide.Scalar(x=self, y=other)",
+            'div.Tensor_mode(rounding_mode == "floor", x=self, y=other)', 'div.Scalar_mode(rounding_mode == "floor", x=self, y=other)',
+        ),
+    ),
     _binary("remainder", "order", "hd.remainder(x, y)"),
     _binary("fmod", "order", "hd.fmod(x, y)"),
     _binary("atan2", "float", "hd.atan2(x, y)", numbers="", overloads=("atan2.default(x=self, y=other)",)),
@@ -97,20 +116,28 @@ ROWS: Final[tuple[Row, ...]] = (
     _unary("relu", "order no-bool", "hd.relu(x)", out="torch.clamp_min(x, 0, out=o)"),
     _unary("silu", "any", "x * tl.sigmoid(x)", aten="F.silu(x)", out="torch._C._nn.silu(x, out=o)", decompose="result = mul(x, sigmoid(x))"),
     row(
-        "gelu", "x: tensor | approximate: str = 'none'", lambda x, approximate: pointwise("any")(x=x),  # noqa: ARG005
-        "F.gelu(x, approximate=approximate)", out="torch._C._nn.gelu(x, approximate=approximate, out=o)",
+        "gelu", "x: tensor | approximate: str = 'none'", lambda x, approximate: pointwise("any")(x=x),
+        "F.gelu(x, approximate=approximate)",  # its out= form writes wrong numbers into strided outputs (torch 2.13, CPU)
         overloads=("gelu.default(x=self, approximate=approximate)",),
         promotion="any", triton="hd.gelu(x, approximate)", shard="pointwise", flags="pointwise composite",
     ),
     # several operands
     row(
         "where", "cond: tensor, x: value, y: value", pointwise("any", skip=("cond",)), "torch.where(cond, x, y)", out="+", numbers="x y",
-        overloads=("where.self(cond=condition, x=self, y=other)", "where.ScalarSelf(cond=condition, x=self, y=other)", "where.ScalarOther(cond=condition, x=self, y=other)", "where.Scalar(cond=condition, x=self, y=other)", "masked_fill.Scalar(cond=mask, x=value, y=self)", "masked_fill.Tensor(cond=mask, x=value, y=self)"),
+        overloads=(
+            "where.self(cond=condition, x=self, y=other)", "where.ScalarSelf(cond=condition, x=self, y=other)",
+            "where.ScalarOther(cond=condition, x=self, y=other)", "where.Scalar(cond=condition, x=self, y=other)",
+            "masked_fill.Scalar(cond=mask, x=value, y=self)", "masked_fill.Tensor(cond=mask, x=value, y=self)",
+        ),
         promotion="any", triton="tl.where(cond, x, y)", shard="pointwise", flags="pointwise",
     ),
     row(
         "clamp", "x: tensor | low: value?, high: value?", pointwise("order"), "torch.clamp(x, low, high)", out="+", numbers="low high",
-        overloads=("clamp.default(x=self, low=min, high=max)", "clamp.Tensor(x=self, low=min, high=max)", "clamp_min.default(x=self, low=min)", "clamp_min.Tensor(x=self, low=min)", "clamp_max.default(x=self, high=max)", "clamp_max.Tensor(x=self, high=max)", "hardtanh.default(x=self, low=min_val, high=max_val)"),
+        overloads=(
+            "clamp.default(x=self, low=min, high=max)", "clamp.Tensor(x=self, low=min, high=max)", "clamp_min.default(x=self, low=min)",
+            "clamp_min.Tensor(x=self, low=min)", "clamp_max.default(x=self, high=max)", "clamp_max.Tensor(x=self, high=max)",
+            "hardtanh.default(x=self, low=min_val, high=max_val)",
+        ),
         promotion="order", triton="hd.clamp(x, low, high)", shard="pointwise", flags="pointwise",
     ),
     row(

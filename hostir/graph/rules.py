@@ -174,7 +174,13 @@ def common_dtype(promotion: str, operands: Sequence[object]) -> DType:
     if "order" in words:
         need(dtype.kind != "complex", "complex numbers have no order", expected="real numbers", got=dtype, cure="take abs first")
     if "no-bool" in words:
-        need(not any(type_dtype(v) is BOOL for v in operands), "torch refuses this on bool", expected="numbers", got=BOOL, cure="use logical_not or logical_xor, or cast first")
+        need(
+            not any(type_dtype(v) is BOOL for v in operands),
+            "torch refuses this on bool",
+            expected="numbers",
+            got=BOOL,
+            cure="use logical_not or logical_xor, or cast first",
+        )
     return dtype
 
 

@@ -49,7 +49,7 @@ def position(x: TensorType, dim: int | None, keepdim: bool) -> TensorType:
     return TensorType(I64, shape)
 
 
-def topk(x: TensorType, k: Any, dim: int, largest: bool, sorted: bool) -> tuple[TensorType, TensorType]:  # noqa: A002, ARG001
+def topk(x: TensorType, k: Any, dim: int, largest: bool, sorted: bool) -> tuple[TensorType, TensorType]:
     at = wrap_dim(dim, len(x.dims))
     need(x.dtype.kind not in ("complex", "bool"), "only real numbers have a largest", got=x.dtype)
     size = x.dims[at] if x.dims else 1
@@ -84,7 +84,7 @@ def normalised(x: TensorType, shape: Sequence[Dim], *parts: TensorType | None) -
     need(x.dtype.is_float, "normalisation works on floats", got=x.dtype)
 
 
-def layer_norm(x: TensorType, w: TensorType | None, b: TensorType | None, shape: Sequence[Dim], eps: object) -> TensorType:  # noqa: ARG001
+def layer_norm(x: TensorType, w: TensorType | None, b: TensorType | None, shape: Sequence[Dim], eps: object) -> TensorType:
     normalised(x, shape, w, b)
     for part in (w, b):
         mixed = part is None or part.dtype == x.dtype or (part.dtype is F32 and x.dtype.itemsize == 2)
@@ -92,7 +92,7 @@ def layer_norm(x: TensorType, w: TensorType | None, b: TensorType | None, shape:
     return TensorType(x.dtype, x.dims)
 
 
-def rms_norm(x: TensorType, w: TensorType | None, shape: Sequence[Dim], eps: object) -> TensorType:  # noqa: ARG001
+def rms_norm(x: TensorType, w: TensorType | None, shape: Sequence[Dim], eps: object) -> TensorType:
     normalised(x, shape, w)
     return TensorType(x.dtype, x.dims)
 
@@ -147,7 +147,7 @@ def linear(x: TensorType, w: TensorType, b: TensorType | None) -> TensorType:
     return TensorType(dtype, (*x.dims[:-1], *w.dims[:-1]))
 
 
-def addmm(c: TensorType, x: TensorType, y: TensorType, beta: object, alpha: object) -> TensorType:  # noqa: ARG001
+def addmm(c: TensorType, x: TensorType, y: TensorType, beta: object, alpha: object) -> TensorType:
     """``beta * c + alpha * (x @ y)``; ``c`` broadcasts."""
     product = mm(x, y)
     _one_dtype(x, c)
@@ -156,7 +156,7 @@ def addmm(c: TensorType, x: TensorType, y: TensorType, beta: object, alpha: obje
     return product
 
 
-def baddbmm(c: TensorType, x: TensorType, y: TensorType, beta: object, alpha: object) -> TensorType:  # noqa: ARG001
+def baddbmm(c: TensorType, x: TensorType, y: TensorType, beta: object, alpha: object) -> TensorType:
     product = bmm(x, y)
     _one_dtype(x, c)
     shape = broadcast(c.dims, product.dims)
@@ -164,7 +164,7 @@ def baddbmm(c: TensorType, x: TensorType, y: TensorType, beta: object, alpha: ob
     return product
 
 
-def sdpa(q: TensorType, k: TensorType, v: TensorType, mask: TensorType | None, gqa: bool, **_: Any) -> TensorType:  # noqa: ARG001
+def sdpa(q: TensorType, k: TensorType, v: TensorType, mask: TensorType | None, gqa: bool, **_: Any) -> TensorType:
     """softmax(q kT * scale + mask) v, over the last two dims."""
     dtype = _one_dtype(q, k, v)
     need(dtype.is_float, "attention works on floats", got=dtype)

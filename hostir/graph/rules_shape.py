@@ -14,7 +14,7 @@ def same_type(x: TensorType, **_: Any) -> TensorType:
     return TensorType(x.dtype, x.dims)
 
 
-def triangle(x: TensorType, diagonal: int) -> TensorType:  # noqa: ARG001
+def triangle(x: TensorType, diagonal: int) -> TensorType:
     """tril and triu."""
     need(len(x.dims) >= 2, "a triangle needs two dims", expected="at least two", got=x)
     return TensorType(x.dtype, x.dims)

@@ -246,14 +246,18 @@ class _Recorder:
         self.program = p
         self._loops = loops
         self._offsets: dict[int, Ints | None] = {}
+        self._wide: list[int] = []  # moves in which ranks differ
 
     def run(self) -> Cohort:
         scope, moves = self.scope, list[Move]()
         error: HostIrError | None = None
         try:
             for step in self.walker.steps():
-                at = tuple(scope.vars[v] for v in self._loops[id(step.op)])
-                moves.append(self._move(step, at))
+                at = tuple([scope.vars[v] for v in self._loops[id(step.op)]])
+                m = self._move(step, at)
+                if not scope.alone and _is_wide(m):
+                    self._wide.append(len(moves))
+                moves.append(m)
         except InputError:
             raise
         except HostIrError as e:
@@ -265,12 +269,15 @@ class _Recorder:
         results = () if error is not None else tuple(self._use(b, self.walker.region(b), False) for b in self.program.results)
         keep = np.flatnonzero(scope.alive)
         ranks = tuple(scope.ranks[i] for i in keep)
-        if len(keep) == len(scope.ranks):
-            return Cohort(ranks, tuple(moves), results, error, dict(scope.vars))
-        return Cohort(ranks, tuple(_narrow(m, keep) for m in moves), tuple(_kept(results, keep)), error, dict(scope.vars))
+        if len(keep) < len(scope.ranks):
+            for i in self._wide:
+                moves[i] = _narrow(moves[i], keep)
+            results = tuple(_kept(results, keep))
+        return Cohort(ranks, tuple(moves), results, error, dict(scope.vars))
 
     def _use(self, b: Buffer, region: Region, write: bool, only: Mask | None = None) -> Use:
-        return Use(region.root, region.layout, write, self._offsets.get(id(b)), only, region.peer)
+        offsets = None if self.scope.alone else self._offsets.get(id(b))
+        return Use(region.root, region.layout, write, offsets, only, region.peer)
 
     def _move(self, step: Step, at: tuple[int, ...]) -> Move:
         s = step.op
@@ -282,7 +289,7 @@ class _Recorder:
             case Comm():
                 return self._comm(s, step, at)
             case View():
-                if len(self.scope.ranks) > 1:
+                if not self.scope.alone:
                     self._offsets[id(s.out)] = self._view(s)
                 return Move(step, at)
             case Alloc():
@@ -340,7 +347,7 @@ class _Recorder:
         if c.kind == "signal":
             r = step.writes[0]
             return Move(step, at, (Use(r.root, r.layout, True, None, None, r.peer),), step.to, step.source, step.value, None, sizes)
-        if len(scope.ranks) == 1:
+        if scope.alone:
             buffers = (*c.ins, *(b for b in (c.send, c.recv) if isinstance(b, Buffer)))
             uses = [self._use(b, r, False) for b, r in zip(buffers, step.reads, strict=False)]
             uses += [self._use(b, r, True) for b, r in zip(c.outs, step.writes, strict=False)]
@@ -385,6 +392,12 @@ class _Recorder:
 def _buffers(s: Call) -> tuple[Buffer, ...]:
     read = tuple(a for a in s.args if isinstance(a, Buffer))
     return read if s.awaits is None else (*read, s.awaits)
+
+
+def _is_wide(m: Move) -> bool:
+    if any(u.offsets is not None or u.only is not None for u in m.uses) or m.counts is not None:
+        return True
+    return any(isinstance(x, np.ndarray) for x in (m.to, m.source, m.value))
 
 
 def _pick(x: Any, keep: Ints) -> Any:

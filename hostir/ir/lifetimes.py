@@ -12,9 +12,9 @@ import numpy as np
 
 from hostir.ir.cohort import Cohort, Move, Use
 from hostir.ir.diagnostics import Diagnostic, Findings, Place, Texts
-from hostir.ir.nodes import Alloc, Buffer, Call, Comm, Free, Program
-from hostir.ir.race import Order, order_of
-from hostir.ir.regions import Layout, Written
+from hostir.ir.nodes import Alloc, Buffer, Call, Comm, Free
+from hostir.ir.race import Order
+from hostir.ir.regions import Layout, Written, runs
 from hostir.ir.walk import Instance
 
 Remote = dict[tuple[Buffer, int, int], list[Layout]]  # (buffer, its how-manieth life, rank) -> what peers write there
@@ -69,9 +69,15 @@ class _Contents:
             done = 0
             for layout in self._remote:
                 written.add(layout)
+        offsets: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
         for u in self._history[done:]:
             if u.only is None or u.only[k]:
-                written.add(_at(u, k))
+                offset = u.layout.offset if u.offsets is None else int(u.offsets[k])
+                offsets.setdefault((u.layout.sizes, u.layout.strides), []).append(offset)
+        for shape, at in offsets.items():
+            starts, stops = runs(Layout(0, *shape))
+            shift = np.array(at, np.int64)[:, None]
+            written.add_runs((starts + shift).reshape(-1), (stops + shift).reshape(-1))
         self._ranks[k] = (written, len(self._history))
         return written
 
@@ -173,13 +179,12 @@ def _after_free(c: Cohort, before: Move, m: Move | None, u: Use, findings: Findi
 # ---------------------------------------------------------------------------------------------------------------------- memory
 
 
-def peak_bytes(p: Program, c: Cohort) -> int:
+def peak_bytes(c: Cohort, order: Order | None) -> int:
     """The most that the program's own buffers hold at once (outputs in, inputs out), on each rank of a cohort.
 
     A buffer lives from its ``alloc`` to its ``free`` or, where none is written, to its last use (a pass frees it there); an output
-    to the end. In a scheduled program the copy of an earlier trip counts until the streams order its last use before the new one's.
+    to the end. With the ``order`` of a scheduled program, the copy of an earlier trip counts until its last use is before the new one's.
     """
-    order = order_of(c.moves) if p.scheduled else None
     kept = {u.root.serial for u in c.results}
     start: dict[int, tuple[Instance, int, int]] = {}
     end: dict[int, int] = {}

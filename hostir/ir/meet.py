@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -92,8 +93,8 @@ class Observer:
     def paired(self, sender: Player, send: Part, receiver: Player, recv: Part) -> None:
         """A message is delivered."""
 
-    def ended(self, player: Player, part: Part, after: After) -> None:
-        """``part`` has ended; its data or flags came from one move of each group in ``after``."""
+    def ended(self, player: Player, part: Part, after: Callable[[], After]) -> None:
+        """``part`` has ended; its data or flags came from one move of each group in ``after()``."""
 
 
 def units_of(c: Cohort) -> list[list[Part]]:
@@ -166,7 +167,7 @@ class Meeting:
         q.pending += 1
         q.open[part.index] = (part, missing)
 
-    def _end(self, q: Player, part: Part, after: After) -> None:
+    def _end(self, q: Player, part: Part, after: Callable[[], After] = tuple) -> None:
         self.observer.ended(q, part, after)
         if q.open.pop(part.index, None) is None:
             return
@@ -184,13 +185,13 @@ class Meeting:
         team = self.teams.of(part.op.team, q.rank)
         if q.rank not in team:
             self.observer.outside(q, part, team)
-            self._end(q, part, ())
+            self._end(q, part)
         elif COMMS[part.kind].collective:
             self._collective(q, part, team)
         elif part.kind == "signal":
             flag = (team[q.mine(part.move.to) or 0], *self._flag(q, part.move.uses[0]))
             self.signals.setdefault(flag, []).append((q.mine(part.move.value) or 0, q.rank, part.index))
-            self._end(q, part, ())
+            self._end(q, part)
         else:
             self._message(q, part, team)
 
@@ -206,7 +207,8 @@ class Meeting:
             del self._slots[team, number]
             self.observer.gathered(slot, self.players)
             for r in team:
-                self._end(self.players[r], slot.parts[r], self._sources(slot, self.players[r]))
+                q = self.players[r]
+                self._end(q, slot.parts[r], partial(self._sources, slot, q))
 
     def _sources(self, slot: Slot, q: Player) -> After:
         """Whose data a member gets: only that is certain to have been sent when the member has ended."""
@@ -232,8 +234,8 @@ class Meeting:
             other, found = waiting.popleft()
             sender, send, receiver, recv = (q, part, other, found) if sends else (other, found, q, part)
             self.observer.paired(sender, send, receiver, recv)
-            self._end(receiver, recv, [[(sender.rank, send.index)]])
-            self._end(sender, send, ())
+            self._end(receiver, recv, lambda: [[(sender.rank, send.index)]])
+            self._end(sender, send)
             return
         mine.setdefault(key, deque()).append((q, part))
         if not (sends and peer == q.rank):  # to oneself is a copy: the receive takes it from there
@@ -255,7 +257,7 @@ class Meeting:
             if (after := self._satisfied(q, part)) is None:
                 still.append((q, part))
             else:
-                self._end(q, part, after)
+                self._end(q, part, lambda after=after: after)  # type: ignore[misc]
         self._waits = still
 
     def _satisfied(self, q: Player, part: Part) -> After | None:

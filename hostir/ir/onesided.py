@@ -6,7 +6,7 @@ done before the signals that may have ended it; a barrier makes everybody know e
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,6 +36,14 @@ def _data(m: Move) -> Sequence[Use]:
     if isinstance(op, Call) and op.awaits is not None:
         num = sum(isinstance(a, Buffer) for a in op.args)
         return (*m.uses[:num], *m.uses[num + 1 :])
+    return () if isinstance(op, Alloc) and op.init is None else m.uses
+
+
+def _racing(m: Move) -> Sequence[Use]:
+    """What may race. Signals and waits do not with each other, but with a statement that fills or overwrites the flag."""
+    op = m.step.op
+    if isinstance(op, Comm) and op.kind in ("signal", "wait"):
+        return [u._replace(write=False) for u in m.uses]
     return () if isinstance(op, Alloc) and op.init is None else m.uses
 
 
@@ -109,10 +117,10 @@ class _Clock(Observer):
     def _lane(self, rank: int, lane: Lane) -> int:
         return self.lanes.setdefault((rank, lane if self.scheduled else "program"), len(self.lanes))
 
-    def ended(self, player: Player, part: Part, after: After) -> None:
+    def ended(self, player: Player, part: Part, after: Callable[[], After]) -> None:
         """All that a part waited for has begun: enter it, and first what stands before it."""
         state = self.ranks[player.rank]
-        state.ends[part.index] = after
+        state.ends[part.index] = after()
         self._enter(player.rank, part.index)
 
     def finish(self) -> None:
@@ -206,7 +214,7 @@ def find_remote_races(p: Program, cohorts: Sequence[Cohort], teams: Teams, findi
     order = clock.order()
     places: dict[Place, list[tuple[int, Use]]] = {}
     for i, (rank, m) in enumerate(clock.entered):
-        for u in _data(m):
+        for u in _racing(m):
             if u.layout.numel:
                 places.setdefault(_place(clock.ranks[rank].cohort, u), []).append((i, u))
     for (owner, buffer, _), found in places.items():
@@ -220,12 +228,15 @@ def find_remote_races(p: Program, cohorts: Sequence[Cohort], teams: Teams, findi
 def _report(clock: _Clock, owner: int, buffer: Buffer, one: tuple[int, Use], other: tuple[int, Use], findings: Findings, texts: Texts) -> None:
     (a, m), (b, n) = clock.entered[one[0]], clock.entered[other[0]]
     places = tuple(
-        texts.place(x.step.op, x.at, f"rank {rank} {'writes' if u.write else 'reads'} %{buffer.name} of rank {owner}")
-        for rank, x, u in ((a, m, one[1]), (b, n, other[1]))
+        texts.place(x.step.op, x.at, f"rank {rank} {_verb(x, u)} %{buffer.name} of rank {owner}") for rank, x, u in ((a, m, one[1]), (b, n, other[1]))
     )
     remote = a != b
     cure = "signal and wait between them, or a barrier on both" if remote else "a sync between them"
     findings.add(
-        ("race", id(m.step.op), id(n.step.op), buffer, remote), {a, b},
+        ("race", frozenset({id(m.step.op), id(n.step.op)}), buffer, remote), {a, b},
         lambda: Diagnostic("race", f"nothing orders these two uses of %{buffer.name}", places, cure=cure),
     )  # fmt: skip
+
+
+def _verb(m: Move, u: Use) -> str:
+    return "signals" if isinstance(m.step.op, Comm) and m.step.op.kind == "signal" else "writes" if u.write else "reads"

@@ -184,9 +184,9 @@ class _Parser(Cursor):
             self.build(token, lambda p=param, i=inout: self.checker.param(p, inout=i))  # type: ignore[misc]
         scheduled = self.accept("scheduled")
         body, results = self._block(top=True)
-        for name, token in self.awaited.items():
-            if name not in self.names:
-                self.fail(f"no statement is named {name}", token)
+        for event, token in self.awaited.items():
+            if event not in self.names:
+                self.fail(f"no statement is named {event}", token)
         self.build(self.ending, lambda: self.checker.finish(results))
         return Program(
             ProgramData(

@@ -167,7 +167,7 @@ class Uses:
         some = np.flatnonzero(counts)
         while len(some):
             total = np.cumsum(counts[some])
-            take = max(int(np.searchsorted(total, _CHUNK, side="right")), 1)
+            take = max(int(np.searchsorted(total, _CHUNK // self.num_ranks, side="right")), 1)
             part, some = some[:take], some[take:]
             n = counts[part]
             ends = np.cumsum(n)
@@ -214,11 +214,10 @@ def uses_by_root(c: Cohort) -> dict[tuple[int, int | None], list[tuple[int, Use]
 # ----------------------------------------------------------------------------------------------------------------------- races
 
 
-def find_races(c: Cohort, findings: Findings, texts: Texts, *, streams: bool) -> None:
-    """Races of the ranks of one cohort: between ``streams`` (of a scheduled program), and between parts of one group, which run at
-    once in every program."""
+def find_races(c: Cohort, order: Order | None, findings: Findings, texts: Texts) -> None:
+    """Races of the ranks of one cohort: between streams (``order`` is a scheduled program's), and between parts of one group, which run
+    at once in every program."""
     roots = uses_by_root(c)
-    order = order_of(c.moves) if streams else None
     runs = _group_runs(c.moves)
     grouped = any(r >= 0 for r in runs)
     for found in roots.values():
@@ -315,7 +314,7 @@ def races(
     (c,) = cohorts(p, resolve_mesh(p, mesh), [rank], dims=dims, scalars=scalars)
     if c.error is not None:
         raise c.error
-    find_races(c, findings, Texts(p), streams=p.scheduled)
+    find_races(c, order_of(c.moves) if p.scheduled else None, findings, Texts(p))
     return findings.all()
 
 

@@ -7,6 +7,7 @@ the first one that has not ended has everybody there. Otherwise, and to explain 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -18,12 +19,12 @@ from hostir.ir.race import lane_text
 from hostir.ir.teams import Ints, Teams
 
 _LISTED = 4
-_ROOTS = {"reduce": "to", "gather": "to", "broadcast": "source", "scatter": "source"}
+_ROOTS: Final = {"reduce": "to", "gather": "to", "broadcast": "source", "scatter": "source"}
 
 
 def find_disagreements(p: Program, cohorts: Sequence[Cohort], teams: Teams, findings: Findings, texts: Texts) -> None:
     """Communications that ranks of ``cohorts`` (all ranks of a mesh, walked without error) do not agree on, and deadlocks."""
-    if len(cohorts) == 1 and _agree_at_once(cohorts[0], teams):
+    if len(cohorts) == 1 and agree_at_once(cohorts[0], teams):
         return
     watch = _Agreement(findings, texts)
     meeting = Meeting(cohorts, teams, watch)
@@ -38,7 +39,7 @@ def find_disagreements(p: Program, cohorts: Sequence[Cohort], teams: Teams, find
 # ------------------------------------------------------------------------------------------------------------- all on one path
 
 
-def _agree_at_once(c: Cohort, teams: Teams) -> bool:
+def agree_at_once(c: Cohort, teams: Teams) -> bool:
     """Whether ranks that all take one path certainly agree. False says nothing."""
     seats: dict[object, tuple[Ints, Ints]] = {}
     place = {r: k for k, r in enumerate(c.ranks)}
@@ -190,6 +191,8 @@ def _dtype(part: Part) -> str:
 
 
 def _difference(a: Part, b: Part) -> tuple[str, str, str] | None:
+    if a.op is b.op and a.move.sizes == b.move.sizes and a.move.step.stream == b.move.step.stream:
+        return None
     one, other = a.agreed, b.agreed
     for name in one:
         if one[name] != other[name]:

@@ -221,7 +221,10 @@ class Written:
         self._stops: _Runs = np.zeros(0, np.int64)
 
     def add(self, layout: Layout) -> None:
-        starts, stops = runs(layout)
+        self.add_runs(*runs(layout))
+
+    def add_runs(self, starts: _Runs, stops: _Runs) -> None:
+        """Half-open intervals in any order."""
         if not self.covers_runs(starts, stops):
             every = np.concatenate((self._starts, starts))
             order = np.argsort(every, kind="stable")

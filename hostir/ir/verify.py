@@ -6,7 +6,7 @@ Well-formed first; then each rank's dry run (indices, sizes, what is read was wr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from hostir.ir.diagnostics import Diagnostic, Findings, Texts, of_error
 from hostir.ir.lifetimes import find_unwritten, peak_bytes
 from hostir.ir.nodes import COMMS, Alloc, Buffer, Call, Comm, Program, every
 from hostir.ir.onesided import find_remote_races, find_remote_reads, remote_writes
-from hostir.ir.race import find_races
+from hostir.ir.race import Order, find_races, order_of
 from hostir.ir.ranks import find_disagreements
 from hostir.ir.teams import Teams
 from hostir.ir.walk import resolve_mesh, symbols
@@ -55,7 +55,8 @@ class Report:
         if self.ok:
             paths = "" if self.num_walks == 1 else f", {self.num_walks} different paths"
             return f"@{self.program} is right on {world}: {self.num_steps} steps at most{paths}, peak {self.peak_bytes:,} bytes"
-        head = f"@{self.program} is not right on {world}: {len(self.diagnostics)} finding{'s' if len(self.diagnostics) != 1 else ''}"
+        where = f" on {world}" if self.ranks else ""
+        head = f"@{self.program} is not right{where}: {len(self.diagnostics)} finding{'s' if len(self.diagnostics) != 1 else ''}"
         return "\n".join([head, *map(str, self.diagnostics)])
 
 
@@ -84,8 +85,9 @@ def _verify(p: Program, mesh: Meshes, dims: Mapping[str, int], scalars: Mapping[
     try:
         check_program(p)
     except BuildError as e:
-        at = next((s for s in every(data.body) if s.loc is not None and s.loc == e.loc), None)
-        e.with_context(statement=texts.line(at) if at is not None else None)
+        at = [s for s in every(data.body) if s.loc is not None and s.loc == e.loc]
+        if len(at) == 1 and not any(isinstance(s, Comm) and s.kind not in COMMS for s in every(data.body)):
+            e.with_context(statement=texts.line(at[0]))
         return Report(p.name, (), (of_error("form", e),), 0, 0, 0)
     sized = _mesh(p, mesh)
     _sizes_known(p, dims, scalars)
@@ -95,20 +97,22 @@ def _verify(p: Program, mesh: Meshes, dims: Mapping[str, int], scalars: Mapping[
         if (error := c.error) is not None:
             findings.add(("index", error.statement, str(error.loc)), c.ranks, lambda c=c: _of_error(c, texts))  # type: ignore[misc]
         _check_sizes(c, findings, texts)
-    _check_contents(p, found, teams, findings, texts)
-    peak = max((peak_bytes(p, c) for c in found), default=0)
+    orders = [order_of(c.moves) if p.scheduled else None for c in found]
+    _check_contents(p, found, orders, teams, findings, texts)
+    peak = max((peak_bytes(c, order) for c, order in zip(found, orders, strict=True)), default=0)
     steps = max((len(c.moves) for c in found), default=0)
     return Report(p.name, sized.layout, findings.all(), peak, steps, len(found))
 
 
-def _check_contents(p: Program, found: list[Cohort], teams: Teams, findings: Findings, texts: Texts) -> None:
+def _check_contents(p: Program, found: Sequence[Cohort], orders: Sequence[Order | None], teams: Teams, findings: Findings, texts: Texts) -> None:
     """Ranks whose dry run failed are not asked further, and then neither is how all of them meet."""
-    walked = [c for c in found if c.error is None]
-    remote = remote_writes(walked) if one_sided(p) else None
-    for c in walked if remote is None or len(walked) == len(found) else ():
-        find_unwritten(c, findings, texts, remote)
-        find_races(c, findings, texts, streams=p.scheduled and remote is None)
-    if len(walked) == len(found):
+    complete = all(c.error is None for c in found)
+    remote = remote_writes(found) if one_sided(p) else None
+    for c, order in zip(found, orders, strict=True):
+        if complete or (c.error is None and remote is None):
+            find_unwritten(c, findings, texts, remote)
+            find_races(c, order if remote is None else None, findings, texts)
+    if complete:
         before = len(findings)
         find_disagreements(p, found, teams, findings, texts)
         if remote is not None and len(findings) == before:

@@ -275,7 +275,8 @@ class Walker:
         if here is None:
             reads = writes = ()
         if c.kind == "signal":
-            reads, writes = (), (Region(reads[0].root, reads[0].layout, team[to or 0]),)
+            flag = self.region(c.ins[0])
+            reads, writes = (), (Region(flag.root, flag.layout, team[to or 0]),)
         value = None if c.value is None else scope.number(c.value)
         lane = scope.lane(group.stream if group is not None else c.stream)
         return self._step(c, lane, reads, writes, team=team, to=to, source=source, value=value, counts=counts, group=group)

@@ -45,15 +45,15 @@ class GlooWire:
 
     def compare(self, group: Any, numbers: Sequence[int], num_members: int) -> tuple[Any, torch.Tensor]:
         """Post an exchange of each member's ``numbers``; the work, and the table (members, numbers) that it fills."""
-        mine = torch.tensor(numbers, dtype=torch.int64).repeat(num_members)
-        table = torch.empty(num_members, len(numbers), dtype=torch.int64)
+        mine = torch.tensor(numbers, dtype=torch.int64, device="cpu").repeat(num_members)
+        table = torch.empty(num_members, len(numbers), dtype=torch.int64, device="cpu")
         return _post(group, _bytes(table), _bytes(mine), None, None), table
 
     def steps(self, group: Any, call: CommCall, here: int) -> Steps:
         """The steps of ``call`` for the member at position ``here``."""
         match call.kind:
             case "barrier":
-                token = torch.zeros(len(call.team), dtype=torch.uint8)
+                token = torch.zeros(len(call.team), dtype=torch.uint8, device="cpu")
                 yield _post(group, torch.empty_like(token), token, None, None), True
             case "allgather":
                 yield from _allgather(group, call)
@@ -86,7 +86,7 @@ def _dense(x: torch.Tensor, *, apart_from: Sequence[torch.Tensor] = ()) -> torch
     """``x`` as a contiguous CPU tensor that shares no memory with ``apart_from``; ``x`` itself where it is one."""
     x = x.detach()
     if x.is_cuda:
-        staged = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+        staged = torch.empty(x.shape, dtype=x.dtype, pin_memory=True, device="cpu")
         staged.copy_(x)
         return staged
     x = x.contiguous()
@@ -96,7 +96,7 @@ def _dense(x: torch.Tensor, *, apart_from: Sequence[torch.Tensor] = ()) -> torch
 def _landing(out: torch.Tensor) -> torch.Tensor:
     """Where bytes for ``out`` arrive: itself where it is a contiguous CPU tensor, else a temporary of its shape."""
     if out.is_cuda or not out.is_contiguous():
-        return torch.empty(out.shape, dtype=out.dtype, pin_memory=out.is_cuda)
+        return torch.empty(out.shape, dtype=out.dtype, pin_memory=out.is_cuda, device="cpu")
     return out.detach()
 
 
@@ -116,7 +116,7 @@ def _post(group: Any, out: torch.Tensor, x: torch.Tensor, out_sizes: list[int] |
 
 
 def _nothing() -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8)
+    return torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def _stacked(x: torch.Tensor, dim: int, num: int) -> torch.Tensor:
@@ -139,7 +139,7 @@ def _allgather(group: Any, call: CommCall) -> Steps:
     dim = wrapped_dim(call, call.dim, x)
     dense = _dense(x, apart_from=(out,))
     direct = dim == 0 and out.is_contiguous() and not out.is_cuda
-    landing = out.detach() if direct else torch.empty((num, *x.shape), dtype=x.dtype)
+    landing = out.detach() if direct else torch.empty((num, *x.shape), dtype=x.dtype, device="cpu")
     if out.numel() * out.element_size() <= COPIED_BYTES:
         yield _post(group, _bytes(landing), _bytes(dense).repeat(num), None, None), True
     else:
@@ -156,7 +156,7 @@ def _to_root(group: Any, call: CommCall, here: int) -> Steps:
     if here != call.to:
         yield _post(group, _nothing(), _bytes(dense), [0] * num, to), True
         return
-    landing = torch.empty((num, *x.shape), dtype=x.dtype)
+    landing = torch.empty((num, *x.shape), dtype=x.dtype, device="cpu")
     yield _post(group, _bytes(landing), _bytes(dense), [size] * num, to), True
     if call.kind == "gather":
         _spread(call.outs[0], wrapped_dim(call, call.dim, x), landing)
@@ -198,14 +198,14 @@ def _allreduce(group: Any, call: CommCall, here: int) -> Steps:
     x, out, num = call.ins[0], call.outs[0], len(call.team)
     dense = _dense(x)
     if dense.numel() * dense.element_size() <= ONE_STEP_BYTES:
-        landing = torch.empty((num, *x.shape), dtype=x.dtype)
+        landing = torch.empty((num, *x.shape), dtype=x.dtype, device="cpu")
         yield _post(group, _bytes(landing), _bytes(dense).repeat(num), None, None), True
         out.copy_(ordered(list(landing), call.op))
         return
     length = -(-dense.numel() // num)
     lengths = [max(min(length, dense.numel() - i * length), 0) for i in range(num)]
     sizes = [n * dense.element_size() for n in lengths]
-    mine = torch.empty((num, lengths[here]), dtype=x.dtype)
+    mine = torch.empty((num, lengths[here]), dtype=x.dtype, device="cpu")
     yield _post(group, _bytes(mine), _bytes(dense), [sizes[here]] * num, sizes), False
     total = ordered(list(mine), call.op)
     landing = _landing(out)

@@ -323,9 +323,13 @@ class ProcessComms:
         """Raise when the world has failed, or when a member has died."""
         failure = self._board.failure()
         if failure is None and is_late and (dead := self._board.dead(ranks)):
-            failure = self._failure_or(Failure(dead[0], "PeerError", f"rank {dead[0]} died: its process is gone", (dead[0],)))
+            failure = self._failure_or(self._gone(dead[0]))
         if failure is not None:
             raise self._break(self._echo(failure, statement))
+
+    def _gone(self, rank: int) -> Failure:
+        finished = self._board.read("closed", rank) is not None
+        return Failure(rank, "PeerError", f"rank {rank} {'has finished and' if finished else 'died: its process'} is gone", (rank,))
 
     def _failure_or(self, guess: Failure) -> Failure:
         """The failure on the board, giving its author a moment; else ``guess`` becomes it."""
@@ -339,7 +343,7 @@ class ProcessComms:
         dead = self._board.dead(ranks)
         others = [r for r in ranks if r != self.rank]
         if dead:
-            guess = Failure(dead[0], "PeerError", f"rank {dead[0]} died: its process is gone", (dead[0],))
+            guess = self._gone(dead[0])
         else:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             guess = Failure(self.rank, "PeerError", f"rank {self.rank} {what} ranks {others}: {reason}", tuple(others))

@@ -43,7 +43,7 @@ class CommCall:
     ``team`` lists world ranks in team order; ``to`` and ``source`` are positions in it. ``ins`` and ``outs`` hold at most one tensor
     each: ``reduce`` and ``gather`` write ``outs`` on the root (``to``) only, ``broadcast`` and ``scatter`` read ``ins`` on the root
     (``source``) only, ``allreduce`` may have the same tensor on both sides. A ``permute`` that sends nothing has ``to=None``, one that
-    receives nothing ``source=None``. Counts are rows along dim 0.
+    receives nothing ``source=None``. Tensors are data: gradients do not flow through a call. Counts are rows along dim 0.
 
     ``channel`` separates streams of messages: calls of different channels never meet, so two threads that run two programs over the
     same team stay apart. ``agreed`` says that the ranks have already compared this call (as part of a program's text, say); a transport

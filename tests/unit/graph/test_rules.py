@@ -69,7 +69,9 @@ def reduction_cases(row: Row) -> Iterator[Case]:
                 yield ((d, s),), {"dim": dim, "keepdim": keep}
 
 
-def other_cases() -> Iterator[tuple[str, Case]]:
+def other_cases() -> Iterator[tuple[str, Any]]:
+    x: tuple[str, tuple[int, ...]]
+    attrs: dict[str, Any]
     for d in DT:
         x = (d, (2, 3))
         for s, dt in itertools.product([(2, 3), ()], [None, DTYPES["f32"]]):
@@ -118,21 +120,25 @@ def other_cases() -> Iterator[tuple[str, Case]]:
         yield "index_select", (((d, (3,)), ("i64", ())), {"dim": 0})
         yield "scatter_add", (((d, ()), ("i64", ()), (d, ())), {"dim": 0})
     x = ("f32", (2, 3, 1, 4))
-    for name, attrs in [
+    views: list[tuple[str, dict[str, Any]]] = [
         ("transpose", {"dim0": 1, "dim1": -1}), ("permute", {"dims": (3, 0, 2, 1)}), ("permute", {"dims": (0, 0, 1, 2)}),
         ("reshape", {"shape": (4, -1)}), ("reshape", {"shape": (5, -1)}), ("reshape", {"shape": (24,)}), ("expand", {"shape": (5, -1, 3, 7, 4)}),
-        ("expand", {"shape": (2, 3)}), ("squeeze", {"dims": (2,)}), ("squeeze", {"dims": (0, 2)}), ("unsqueeze", {"dim": -1}), ("unsqueeze", {"dim": 5}),
+        ("expand", {"shape": (2, 3)}), ("squeeze", {"dims": (2,)}), ("squeeze", {"dims": (0, 2)}), ("unsqueeze", {"dim": -1}),
+        ("unsqueeze", {"dim": 5}),
         ("slice", {"dim": 1, "start": 1}), ("slice", {"dim": -1, "start": 1, "stop": 3}), ("slice", {"dim": 3, "stop": 4, "step": 3}),
         ("select", {"dim": 1, "index": -1}), ("select", {"dim": 1, "index": 3}), ("pad", {"pads": (1, 2, 0, 1)}), ("pad", {"pads": (-1, 0)}),
         ("flip", {"dims": (0, -1)}), ("flip", {"dims": (0, 0)}), ("broadcast", {"dims": (0, 3)}),
-    ]:  # fmt: skip
+    ]  # fmt: skip
+    for name, attrs in views:
         yield name, ((x,), attrs)
     yield "transpose", ((("f32", ()),), {"dim0": 0, "dim1": -1})
     yield "select", ((("f32", ()),), {"dim": 0, "index": 0})
     yield "reshape", ((("f32", (0, 3)),), {"shape": (3, 0)})
     yield "slice_scatter", ((x, ("f32", (2, 2, 1, 4))), {"dim": 1, "start": 1})
     yield "select_scatter", ((x, ("f32", (2, 1, 4))), {"dim": 1, "index": 2})
-    for attrs in [{"stop": 7}, {"start": 2, "stop": 9, "step": 3}, {"start": 9, "stop": 2, "step": -2}, {"stop": 3, "dtype": DTYPES["f32"]}]:
+    counts: list[dict[str, Any]] = [{"stop": 7}, {"start": 2, "stop": 9, "step": 3}, {"start": 9, "stop": 2, "step": -2}, {"stop": 3}]
+    counts.append({"stop": 3, "dtype": DTYPES["f32"]})
+    for attrs in counts:
         yield "iota", ((), attrs)
     for value, dtype in [(1, None), (1.5, None), (True, None), (2, DTYPES["bf16"])]:
         yield "full", ((), {"shape": (2, 0), "value": value, "dtype": dtype})

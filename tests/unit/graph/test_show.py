@@ -15,9 +15,7 @@ def test_a_unit_looks_as_the_golden_text() -> None:
     (t,) = apply(f, "mm", [a, b])
     (o,) = apply(f, "add", [c, t], hints=["o"])
     f.output(o)
-    assert str(f) == (
-        "unit @mm_acc(%a: f32[2, 8], %b: f32[8, 3], %c: f32[2, 3]) {\n  %t = mm(%a, %b)\n  %o = add(%c, %t)\n  return %o\n}"
-    )
+    assert str(f) == ("unit @mm_acc(%a: f32[2, 8], %b: f32[8, 3], %c: f32[2, 3]) {\n  %t = mm(%a, %b)\n  %o = add(%c, %t)\n  return %o\n}")
 
 
 def test_names_are_made_unique_in_order_of_appearance() -> None:

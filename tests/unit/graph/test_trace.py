@@ -19,6 +19,7 @@ from hostir.errors import UnitTraceError
 from hostir.graph.fusion import Fusion
 from hostir.torch_types import from_torch
 from hostir.trace import Unit
+from hostir.trace_graph import fusion_of_graph
 from hostir.types import Sym, TensorType
 
 M, N, K = Sym("m"), Sym("n"), Sym("k")
@@ -288,6 +289,10 @@ OUTSIDE = torch.ones(4)
         (lambda a: a * torch.tensor([1.0, 2.0]), [spec(2)], "makes a tensor from a list", "as arguments"),
         (lambda a: a * a.sum().item(), [spec(2)], "reads a tensor back", "0-d tensor"),
         (lambda a: a.shape[0], [spec(4)], r"returns 4 \(int\)", "tensors only"),
+        (lambda a: None, [spec(4)], "returns no tensor and writes into none", "return what"),
+        (lambda a: a if (a > 0).any() else -a, [spec(4)], "the contents of a tensor on the host", r"torch\.where"),
+        (lambda a: torch.cov(a), [spec(4)], "DataDependentOutputException", "outside the unit"),
+        (lambda a: a.double().to(torch.complex128), [spec(4)], "torch.complex128, which is not a dtype", "cast"),
         (lambda a: a.t_(), [spec(4, 4)], "changes the shape or strides of its argument a", "returns a new tensor"),
         (lambda a: a.no_such(), [spec(4)], "AttributeError", None),
         (lambda a: a.view(3, -1), [spec(4)], "RuntimeError: shape '\\[3, -1\\]' is invalid", None),
@@ -433,5 +438,41 @@ def test_library_operations_evaluate_alike() -> None:
     same(lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True), q)
     same(lambda x, t: (F.cross_entropy(x, t), F.cross_entropy(x, t, reduction="none", label_smoothing=0.1)), data(6, 9), torch.arange(6))
     same(lambda x, w: (F.conv1d(x, w), F.max_pool1d(x, 2), F.interpolate(x, scale_factor=2)), data(2, 3, 8), data(4, 3, 3), symbolic=False)
-    same(lambda c, a, b: (torch.addmm(c, a, b), torch.addmm(c, a, b, beta=2, alpha=0.5), torch.baddbmm(c[None], a[None], b[None])), data(3, 5), data(3, 4), data(4, 5))
+    same(
+        lambda c, a, b: (torch.addmm(c, a, b), torch.addmm(c, a, b, beta=2, alpha=0.5), torch.baddbmm(c[None], a[None], b[None])),
+        data(3, 5),
+        data(3, 4),
+        data(4, 5),
+    )
     same(lambda w, i: (F.embedding(i, w), w[i], w.index_add(0, i, w[i])), data(5, 3), torch.tensor([1, 0, 4]), symbolic=False)
+
+
+# -------------------------------------------------------------------------------------------------------------- graphs of torch
+
+
+def test_a_graph_of_torch_becomes_a_fusion() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return x @ y, (x * 2).sum(0)
+
+    batch = torch.export.Dim("batch")
+    exported = torch.export.export(Model(), (data(6, 4), data(4, 3)), dynamic_shapes={"x": {0: batch}, "y": {}}).run_decompositions()
+    f = fusion_of_graph(exported.graph, "model")
+    symbol = str(f.inputs[0].shape[0])
+    assert str(f) == (
+        f"unit @model(%x: f32[{symbol}, 4], %y: f32[4, 3]) {{\n  %t = mm(%x, %y)\n  %t_1 = mul(%x, 2)\n"
+        "  %t_2 = sum(%t_1, dims = [0])\n  return %t, %t_2\n}"
+    )
+    x, y = data(5, 4), data(4, 3)
+    found = evaluator(f).run([x, y])
+    assert torch.equal(found[0], x @ y)
+    assert torch.equal(found[1], (x * 2).sum(0))
+
+
+def test_texts_of_traces_parse_back() -> None:
+    from hostir.ir.parse import parse_file
+
+    for fn in FUNCTIONS:
+        text = str(hir.trace(fn, spec(M, 4), spec(M, 4))) if fn is not FUNCTIONS[12] else str(hir.trace(fn, spec(3, 4), spec(3, 4)))
+        (unit,) = parse_file(text)[0].values()
+        assert str(unit.fusion) == text

@@ -1,0 +1,1 @@
+"""Programs in simulated time: what each rank's streams would do, on machines that need not exist."""

@@ -1,0 +1,305 @@
+"""The device functions that Triton expressions of the op table and of the folds call, as ``hd.name``.
+
+They follow torch where Triton does not: extrema propagate NaN, integer division rounds down, exp and division are correctly rounded
+to f32's last bits. Under Triton's interpreter they are plain Python functions on its values, with numpy in place of the vendor's
+mathematical library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import triton
+import triton.language as tl
+
+INTERPRETED: Final[bool] = bool(triton.knobs.runtime.interpret)
+
+
+def device(fn: Callable[..., Any]) -> Any:
+    """A function that kernels can call."""
+    return fn if INTERPRETED else triton.jit(fn)
+
+
+if INTERPRETED:
+    from hostir.kernels.hd_numpy import (
+        amax,
+        amin,
+        atan,
+        atan2,
+        exp,
+        expm1,
+        fmod_float,
+        log1p,
+        pow_float,
+        prod,
+        rint,
+        scalar,
+        tan,
+        tanh,
+        to_bf16,
+        to_f16,
+        trunc_float,
+    )
+else:
+    from hostir.kernels.hd_device import (
+        amax,
+        amin,
+        atan,
+        atan2,
+        exp,
+        expm1,
+        fmod_float,
+        log1p,
+        pow_float,
+        prod,
+        rint,
+        scalar,
+        tan,
+        tanh,
+        to_bf16,
+        to_f16,
+        trunc_float,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- elementwise
+
+
+@device
+def maximum(x: Any, y: Any) -> Any:
+    """NaN if either is."""
+    return tl.where((x > y) | (x != x), x, y)
+
+
+@device
+def minimum(x: Any, y: Any) -> Any:
+    """NaN if either is."""
+    return tl.where((x < y) | (x != x), x, y)
+
+
+@device
+def clamp(x: Any, low: Any, high: Any) -> Any:
+    """``min(max(x, low), high)``; a bound of None is none."""
+    if low is not None:
+        x = maximum(x, low)
+    if high is not None:
+        x = minimum(x, high)
+    return x
+
+
+@device
+def relu(x: Any) -> Any:
+    return tl.where(x < 0, x - x, x)
+
+
+@device
+def div(x: Any, y: Any) -> Any:
+    """Correctly rounded."""
+    if y.dtype == tl.float32:
+        return tl.div_rn(x, y)
+    else:
+        return x / y
+
+
+@device
+def sqrt(x: Any) -> Any:
+    """Correctly rounded."""
+    if x.dtype == tl.float32:
+        return tl.sqrt_rn(x)
+    else:
+        return tl.sqrt(x)
+
+
+@device
+def rsqrt(x: Any) -> Any:
+    return tl.rsqrt(x)
+
+
+@device
+def log(x: Any) -> Any:
+    return tl.log(x)
+
+
+@device
+def sigmoid(x: Any) -> Any:
+    return div(1.0, exp(-x) + 1.0)
+
+
+@device
+def abs(x: Any) -> Any:
+    return tl.abs(x)
+
+
+@device
+def sign(x: Any) -> Any:
+    return ((x > 0).to(tl.int32) - (x < 0).to(tl.int32)).to(x.dtype)
+
+
+@device
+def isfinite(x: Any) -> Any:
+    return (x - x) == 0
+
+
+@device
+def bitwise_not(x: Any) -> Any:
+    if x.dtype == tl.int1:
+        return x == 0
+    else:
+        return x ^ -1
+
+
+@device
+def floor(x: Any) -> Any:
+    if x.dtype.is_floating():
+        return tl.floor(x)
+    else:
+        return x
+
+
+@device
+def ceil(x: Any) -> Any:
+    if x.dtype.is_floating():
+        return tl.ceil(x)
+    else:
+        return x
+
+
+@device
+def trunc(x: Any) -> Any:
+    if x.dtype.is_floating():
+        return trunc_float(x)
+    else:
+        return x
+
+
+@device
+def round(x: Any) -> Any:
+    """Halves go to the even neighbour."""
+    if x.dtype.is_floating():
+        return rint(x)
+    else:
+        return x
+
+
+@device
+def fmod(x: Any, y: Any) -> Any:
+    """The remainder with the sign of ``x``."""
+    if x.dtype.is_floating():
+        return fmod_float(x, y)
+    else:
+        return x % y
+
+
+@device
+def remainder(x: Any, y: Any) -> Any:
+    """The remainder with the sign of ``y``."""
+    rest = fmod(x, y)
+    return tl.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
+
+
+@device
+def floor_divide(x: Any, y: Any) -> Any:
+    """Rounded down; for floats as torch does it, from the exact remainder."""
+    if x.dtype.is_floating():
+        rest = fmod_float(x, y)
+        ratio = div(x - rest, y)
+        ratio = tl.where((rest != 0) & ((y < 0) != (rest < 0)), ratio - 1, ratio)
+        whole = tl.floor(ratio)
+        whole = tl.where(ratio - whole > 0.5, whole + 1, whole)
+        straight = div(x, y)
+        zero = tl.where((straight < 0) | ((straight == 0) & (div(straight - straight + 1, straight) < 0)), -(ratio - ratio), ratio - ratio)
+        return tl.where(y == 0, straight, tl.where(ratio != 0, whole, zero))
+    else:
+        whole = x // y
+        rest = x - whole * y
+        return tl.where((rest != 0) & ((rest < 0) != (y < 0)), whole - 1, whole)
+
+
+@device
+def pow(x: Any, y: Any) -> Any:
+    """Integers by repeated squaring, wrapping as torch does; negative exponents of integers give 1, -1 or 0."""
+    if x.dtype.is_floating():
+        return pow_float(x, y)
+    else:
+        power = x
+        result = x - x + 1
+        left = tl.where(y < 0, y - y, y)
+        for _ in tl.static_range(x.dtype.primitive_bitwidth - 1):
+            result = tl.where((left & 1) != 0, result * power, result)
+            power = power * power
+            left = left >> 1
+        odd = tl.where((y & 1) != 0, x, x * x)
+        return tl.where(y < 0, tl.where((x == 1) | (x == -1), odd, x - x), result)
+
+
+@device
+def gelu(x: Any, approximate: Any) -> Any:
+    if approximate == "tanh":
+        return 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    else:
+        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+
+
+# ------------------------------------------------------------------------------------------------------------------- folds
+
+
+@device
+def sum(x: Any, axis: Any) -> Any:
+    return tl.sum(x, axis, keep_dims=len(x.shape) > 1)
+
+
+@device
+def moments_join(mean: Any, m2: Any, count: Any, x: Any, m: Any) -> Any:
+    more = count + 1.0
+    step = x - mean
+    new = mean + step / more
+    return tl.where(m, new, mean), tl.where(m, m2 + step * (x - new), m2), tl.where(m, more, count)
+
+
+@device
+def moments(mean: Any, m2: Any, count: Any, axis: Any) -> Any:
+    total = sum(count, axis)
+    middle = div(sum(mean * count, axis), total)
+    off = tl.where(count > 0, mean - middle, mean - mean)
+    return middle, sum(m2 + off * off * count, axis), total
+
+
+@device
+def softmax_join(top: Any, total: Any, x: Any, m: Any) -> Any:
+    new = maximum(top, x)
+    nothing = new == float("-inf")
+    joined = tl.where(nothing, total, total * exp(top - new) + exp(x - new))
+    return tl.where(m, new, top), tl.where(m, joined, total)
+
+
+@device
+def softmax(top: Any, total: Any, axis: Any) -> Any:
+    new = amax(top, axis)
+    return new, sum(tl.where(top == float("-inf"), total - total, total * exp(top - new)), axis)
+
+
+@device
+def later_max(best: Any, at: Any, x: Any, place: Any, m: Any) -> Any:
+    better = m & ((x > best) | ((x != x) & (best == best)) | (at < 0))
+    return tl.where(better, x, best), tl.where(better, place, at)
+
+
+@device
+def later_min(best: Any, at: Any, x: Any, place: Any, m: Any) -> Any:
+    better = m & ((x < best) | ((x != x) & (best == best)) | (at < 0))
+    return tl.where(better, x, best), tl.where(better, place, at)
+
+
+@device
+def first_max(best: Any, at: Any, axis: Any) -> Any:
+    top = amax(best, axis)
+    hit = ((best == top) | (best != best)) & (at >= 0)
+    return top, amin(tl.where(hit, at, 9223372036854775807), axis)
+
+
+@device
+def first_min(best: Any, at: Any, axis: Any) -> Any:
+    top = amin(best, axis)
+    hit = ((best == top) | (best != best)) & (at >= 0)
+    return top, amin(tl.where(hit, at, 9223372036854775807), axis)

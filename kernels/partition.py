@@ -1,0 +1,236 @@
+"""Which kernels a segment becomes: as few as fit.
+
+Every result looks for a kernel that visits the same points; a reduction that fits nowhere gets a kernel of its own and a temporary. A
+reduction with few results and long rows is split: many programs fold a part each and store their states, which the next kernel merges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from hostir.kernels.body import Body, Domain, Folded, Load, State, Store, Unfit, kept_axes, stretched, through
+from hostir.kernels.folds import FOLDS, fold_type, state_types
+from hostir.kernels.layout import Arrange, Layout, Step, chain
+from hostir.kernels.nodes import Cast, Node, Part, Pick, Point, Reduce, Root, Tensor, View, below, register
+from hostir.types import DType
+
+Split = Callable[[Domain, bool], int]
+"""How many programs share the reduced axes of a domain (1: no split); the flag says whether whole results are stored too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Temporary:
+    """A buffer of the segment's own, dense."""
+
+    buffer: int
+    dtype: DType
+    layout: Layout
+
+
+@dataclass(slots=True)
+class Partition:
+    """Places results one after the other; ``bodies`` are the kernels in order, ``temporaries`` what they pass on."""
+
+    buffers: dict[int, Layout]
+    split: Split
+    bodies: list[Body] = field(default_factory=list)
+    temporaries: list[Temporary] = field(default_factory=list)
+    parked: dict[Reduce, tuple[Node, ...]] = field(default_factory=dict)
+    made_by: dict[int, int] = field(default_factory=dict)
+
+    def run(self, roots: Sequence[Root], outs: Mapping[int, int]) -> None:
+        """Place ``roots``; ``outs`` gives the buffer of each result."""
+        for root in sorted(roots, key=lambda r: self._rank(r.node)):
+            self._place(root.node, outs[root.result], root.dtype)
+
+    def _rank(self, n: Node) -> int:
+        """Results that need most of a kernel choose first: normalisations, reductions, then the rest."""
+        tops = list(self._tops(n, ()))
+        whole = any(self._stretch(n, q, steps) for q, steps in tops)
+        return 0 if whole else 1 if tops else 2
+
+    def _place(self, n: Node, buffer: int, dtype: DType) -> None:
+        while True:
+            try:
+                if not any(self._join(b, n, buffer, dtype) for b in range(len(self.bodies))):
+                    self._fresh(n, buffer, dtype)
+                return
+            except Unfit as e:
+                self._park(e.reduce)
+
+    # ---- kernels that are there
+
+    def _join(self, at: int, n: Node, buffer: int, dtype: DType) -> bool:
+        """Store ``n`` in kernel ``at`` when it visits the right points and everything it would read exists by then."""
+        body = self.bodies[at]
+        if body.split > 1 or 0 in n.shape:
+            return False
+        for steps, whole in _ways_into(body.domain, n.shape):
+            try:
+                value = body.pull(n, steps)
+            except Unfit:
+                continue
+            store = Store(buffer, through(self.buffers[buffer], steps), value, dtype, whole)
+            body.stores.append(store)
+            if all(self.made_by.get(v.buffer, -1) < at for v in body.values() if isinstance(v, Load)):
+                return True
+            body.stores.pop()
+        return False
+
+    # ---- new kernels
+
+    def _fresh(self, n: Node, buffer: int, dtype: DType) -> None:
+        domain, steps = self._domain(n)
+        whole = not domain.reduced or not steps
+        body = Body(domain, self.buffers, self.parked)
+        store = Store(buffer, through(self.buffers[buffer], steps), body.pull(n, steps), dtype, whole)
+        if domain.reduced and 0 not in n.shape and self.split(domain, whole) > 1:
+            folds = [v.fold.of for v in self._only(body, store) if isinstance(v, Folded) and not v.fold.of.merge]
+            if folds:
+                raise Unfit(folds[0])
+        body.stores.append(store)
+        self.bodies.append(body)
+
+    @staticmethod
+    def _only(body: Body, store: Store) -> Iterator[object]:
+        trial = Body(body.domain, body.buffers, body.parked, stores=[store])
+        return trial.values()
+
+    def _domain(self, n: Node) -> tuple[Domain, tuple[Step, ...]]:
+        """The points of a kernel for ``n`` and how ``n`` is seen from them."""
+        tops = list(self._tops(n, ()))
+        stretches = [(q, self._stretch(n, q, steps)) for q, steps in tops]
+        if (reduced := next((axes for _, axes in stretches if axes), None)) is not None:
+            for q, axes in stretches:
+                if axes != reduced:
+                    raise Unfit(q)
+            return Domain(n.shape, reduced), ()
+        if not tops:
+            return Domain(n.shape), ()
+        q, steps = tops[0]
+        placed = kept_axes(q, self._seen(n, q, steps))
+        assert placed is not None
+        shape = q.operands[0].shape
+        rest = [d for d in range(len(shape)) if d not in q.dims]
+        sources: list[int | None] = [None] * len(shape)
+        for axis, d in enumerate(placed):
+            if d is not None:
+                sources[rest[d]] = axis
+        sizes = tuple(size if d in q.dims or sources[d] is not None else 1 for d, size in enumerate(shape))
+        return Domain(sizes, frozenset(q.dims)), (Arrange(tuple(sources), sizes),)
+
+    def _stretch(self, n: Node, q: Reduce, steps: tuple[Step, ...]) -> frozenset[int]:
+        """The axes of ``n`` along which the reduction ``q`` is repeated; Unfit when views in between do more than that."""
+        placed = kept_axes(q, self._seen(n, q, steps))
+        if placed is None:
+            raise Unfit(q)
+        return frozenset(a for a, d in enumerate(placed) if d is None and n.shape[a] != 1)
+
+    @staticmethod
+    def _seen(n: Node, q: Reduce, steps: tuple[Step, ...]) -> Layout:
+        return through(Layout.row_major(q.shape), steps)
+
+    def _tops(self, n: Node, steps: tuple[Step, ...]) -> Iterator[tuple[Reduce, tuple[Step, ...]]]:
+        """The reductions that ``n`` reads without another one in between, and how it sees them."""
+        seen: set[object] = set()
+        stack = [(n, steps)]
+        while stack:
+            x, steps = stack.pop()
+            if (x, steps) in seen:
+                continue
+            seen.add((x, steps))
+            match x:
+                case Part() if (held := self.parked.get(x.of)) is not None:
+                    stack.append((held[x.index], steps))
+                case Part() if x.of.count == 1:
+                    from hostir.kernels.layout import Reshape
+
+                    stack += [(y, chain(Reshape(x.of.shape), steps)) for y in x.of.operands]
+                case Part():
+                    yield x.of, steps
+                case View():
+                    stack.append((x.x, chain(x.step, steps)))
+                case Cast():
+                    stack.append((x.x, steps))
+                case Point():
+                    stack += [(y, stretched(y.shape, x.shape, steps)) for _, y in x.operands]
+                case Pick():
+                    stack.append((x.fill, steps))
+                    for y in below((x.piece,)):
+                        if isinstance(y, Part) and y.of not in self.parked and y.of.count != 1:
+                            raise Unfit(y.of)
+                case _:
+                    pass
+
+    # ---- reductions of their own
+
+    def _park(self, q: Reduce) -> None:
+        """Compute ``q`` into temporaries, in a kernel of its own or in one that visits the same points."""
+        domain = Domain(q.operands[0].shape, frozenset(q.dims))
+        split = 1 if q.merge else self.split(domain, False)
+        while True:
+            try:
+                self._store_reduce(q, domain, split)
+                return
+            except Unfit as e:
+                assert e.reduce is not q
+                self._park(e.reduce)
+
+    def _store_reduce(self, q: Reduce, domain: Domain, split: int) -> None:
+        kept = tuple(0 if a in domain.reduced else s for a, s in enumerate(self._kept_strides(domain)))
+        body = Body(domain, self.buffers, self.parked, split)
+        rest = tuple(d for d in range(len(domain.sizes)) if d not in domain.reduced)
+        sources = tuple(rest.index(a) if a in rest else None for a in range(len(domain.sizes)))
+        values = [body.pull(Part(q, i), (Arrange(sources, domain.sizes),)) for i in range(len(q.dtypes))]
+        fold = body.folds[q]
+        if split > 1 and len(body.folds) > 1:
+            raise Unfit(next(r for r in body.folds if r is not q))
+        layout = Layout(domain.sizes, kept)
+        if split == 1:
+            temps = [self._temporary(register(d), q.shape) for d in q.dtypes]
+            body.stores = [Store(t.buffer, layout, v, t.dtype, False) for t, v in zip(temps, values, strict=True)]
+            self.parked[q] = tuple(temps)
+        else:
+            types = state_types(q.kind, fold_type(register(q.operands[0].dtype)))
+            temps = [self._temporary(d, (split, *q.shape)) for d in types]
+            body.stores = [Store(t.buffer, layout, State(fold, i, t.dtype), t.dtype, False) for i, t in enumerate(temps)]
+            merged = Reduce(q.kind, tuple(temps), (0,), q.shape, q.dtypes, merge=True)
+            self.parked[q] = tuple(Part(merged, i) for i in range(len(q.dtypes)))
+        for t in temps:
+            self.made_by[t.buffer] = len(self.bodies)
+        self.bodies.append(body)
+
+    @staticmethod
+    def _kept_strides(domain: Domain) -> list[int]:
+        strides, step = [0] * len(domain.sizes), 1
+        for a in reversed(domain.kept):
+            strides[a] = step if domain.sizes[a] != 1 else 0
+            step *= domain.sizes[a]
+        return strides
+
+    def _temporary(self, dtype: DType, shape: tuple[int, ...]) -> Tensor:
+        buffer = max(self.buffers, default=-1) + 1
+        layout = Layout.row_major(shape)
+        self.buffers[buffer] = layout
+        self.temporaries.append(Temporary(buffer, dtype, layout))
+        return Tensor(buffer, dtype, shape)
+
+
+def _ways_into(domain: Domain, shape: tuple[int, ...]) -> Iterator[tuple[tuple[Step, ...], bool]]:
+    """How a value of ``shape`` can be seen from ``domain``: at every point, or once for all reduced axes."""
+    if shape == domain.sizes:
+        yield (), True
+    if not domain.reduced:
+        return
+    own = [a for a in domain.kept if domain.sizes[a] != 1]
+    dims = [d for d, n in enumerate(shape) if n != 1]
+    if [domain.sizes[a] for a in own] == [shape[d] for d in dims]:
+        sources: list[int | None] = [None] * len(domain.sizes)
+        for a, d in zip(own, dims, strict=True):
+            sources[a] = d
+        yield (Arrange(tuple(sources), domain.sizes),), False
+
+
+__all__ = ["FOLDS", "Final", "Partition", "Temporary"]
