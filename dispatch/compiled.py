@@ -7,24 +7,27 @@ Generated names are numbered; a line of the function leads back to the statement
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FunctionType
-from typing import Any, Final, assert_never
+from typing import Any, Final, Self
 
 import torch
 
 from hostir.dispatch.arena import Arena
 from hostir.dispatch.binding import Binding, shares_memory
+from hostir.dispatch.bound import Bound, Code
 from hostir.dispatch.expr_eval import ExprEvalExecutor
-from hostir.dispatch.flatten import Action, Flat, Ref, flatten
-from hostir.dispatch.inline import Namespace, inline
+from hostir.dispatch.flatten import Action, Flat, Ref, flatten, view_text
+from hostir.dispatch.inline import Late, Namespace, inline
 from hostir.dispatch.interpreter import MAIN_LANE, view_of
 from hostir.dispatch.lanes import Lanes
+from hostir.dispatch.profiled import NO_PROBE, Nodes, Probe
 from hostir.dispatch.segments import Segments
 from hostir.errors import HostIrError
-from hostir.ir.nodes import Alloc, Call, Comm, Event, Expand, Free, Group, Index, Peer, Permute, Program, Reshape, Span, Sync, Transpose, ViewOp
+from hostir.ir.nodes import Alloc, Call, Comm, Event, Free, Group, Index, Program, Sync, ViewOp
 from hostir.ir.show import statement_text
 from hostir.ir.walk import Instance, Scope
 from hostir.runtime.comms.protocol import CommCall, Comms
@@ -35,40 +38,10 @@ CODE_FILE: Final = "<hostir program>"
 MAX_SETS: Final = 4
 
 
-class _Code:
-    """The generated function for one way of holding outputs (fresh ones are parameters, given ones are bound)."""
-
-    def __init__(self, code: CodeType, text: str, constants: Mapping[str, Any], views: Mapping[str, Ref], steps: Mapping[int, Action]) -> None:
-        self.code = code
-        self.text = text
-        self.constants = constants
-        self.views = views
-        self.steps = steps
-
-
-class Bound:
-    """The function for one set of tensors. It keeps views of the caller's tensors, and is dropped when the caller drops one."""
-
-    __slots__ = ("__weakref__", "_checks", "function")
-
-    def __init__(self, tensors: Sequence[torch.Tensor], function: Callable[..., None], gone: Callable[[], None]) -> None:
-        self._checks = [(weakref.ref(t, lambda _: gone()), t.data_ptr(), t.shape, t.stride()) for t in tensors]
-        self.function = function
-
-    def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether these are the tensors of this set, at the same addresses and in the same layout."""
-        for (ref, address, shape, stride), t in zip(self._checks, tensors, strict=True):
-            if ref() is not t or t.data_ptr() != address or t.shape != shape or t.stride() != stride:
-                return False
-        return True
-
-
 class CompiledProgram:
     """One rank's program for known sizes on one device."""
 
-    def __init__(
-        self, p: Program, scope: Scope, binding: Binding, segments: Segments, comms: Comms | None, *, static_outputs: bool = False
-    ) -> None:
+    def __init__(self, p: Program, scope: Scope, binding: Binding, segments: Segments, comms: Comms | None, *, static_outputs: bool = False) -> None:
         self.program = p
         self.device = binding.device
         self._segments = segments
@@ -82,11 +55,13 @@ class CompiledProgram:
         self._arena = Arena(self.flat, inner, self.device)
         self._inner = {root: self._arena.tensors[root] if root in self._arena.tensors else self._allocate(root) for root in inner}
         self._static = [self._allocate(root) for root in self._out_roots] if static_outputs else None
-        self._codes: dict[bool, _Code] = {}
+        self._codes: dict[bool, Code] = {}
         self._sets: OrderedDict[tuple[int, ...], Bound] = OrderedDict()
         self._guard = torch.inference_mode()
         self.bound: Callable[[], Bound | None] = lambda: None  # the set of the last run
         self._given_ids: tuple[int, ...] = ()
+        self.probe = NO_PROBE
+        self._profiled: Self | None = None
 
     def _changes(self, e: object) -> bool:
         """Unit arguments that differ from run to run: scalars of the call, and the epoch."""
@@ -123,14 +98,26 @@ class CompiledProgram:
 
     # ---- running
 
-    def run(self, binding: Binding, outputs: Sequence[torch.Tensor] | None, epoch: int) -> list[torch.Tensor]:
+    def profiled(self) -> Self:
+        """The same program over the same memory, with code that marks where every action begins and ends."""
+        if self._profiled is None:
+            made = copy.copy(self)
+            made.probe = Probe(self.flat, Nodes(self.program, self._segments, "none" if self._comms is None else self._comms.name))
+            made._codes, made._sets = {}, OrderedDict()
+            self._profiled = made
+        return self._profiled
+
+    def run(
+        self, binding: Binding, outputs: Sequence[torch.Tensor] | None, epoch: int, marks: Sequence[Callable[..., None]] = ()
+    ) -> list[torch.Tensor]:
+        """The results. ``marks`` are the functions that the probe's lines call."""
         inputs = list(binding.tensors.values())
         given = self._static if outputs is None else self._given(binding, outputs)
         roots = [self._allocate(root) for root in self._out_roots] if given is None else given
         bound = self._bind(inputs, given, binding)
         self.bound = weakref.ref(bound)
         self._given_ids = () if given is None else tuple(map(id, given))
-        self.execute(bound, roots if given is None else (), [binding.scalars[v] for v in self._scalars], epoch)
+        self.execute(bound, roots if given is None else (), [*(binding.scalars[v] for v in self._scalars), *marks], epoch)
         where = {root: t for root, t in zip(self._out_roots, roots, strict=True)}
         by_root = {root: binding.tensors[b] for root, b in self.flat.inputs.items()} | where
         results = [self._view(by_root[r.root], r) for r in self.flat.results]
@@ -141,7 +128,7 @@ class CompiledProgram:
             o.copy_(r)
         return list(outputs)
 
-    def execute(self, bound: Bound, fresh: Sequence[torch.Tensor], scalars: Sequence[int | float | bool], epoch: int) -> None:
+    def execute(self, bound: Bound, fresh: Sequence[torch.Tensor], scalars: Sequence[object], epoch: int) -> None:
         """Run the generated function. Errors leave with their statement, after the other ranks have heard of them."""
         with self._guard:
             try:
@@ -176,7 +163,7 @@ class CompiledProgram:
         for name, ref in code.views.items():
             values[name] = self._view(roots[ref.root], ref)
         for name, make in list(values.items()):
-            if isinstance(make, _Late):
+            if isinstance(make, Late):
                 values[name] = make(values)
         sets = self._sets
 
@@ -197,11 +184,13 @@ class CompiledProgram:
 
     # ---- generating
 
-    def _code(self, binding: Binding, outs: Sequence[torch.Tensor] | None) -> _Code:
+    def _code(self, binding: Binding, outs: Sequence[torch.Tensor] | None) -> Code:
         fresh = outs is None
         if fresh not in self._codes:
             samples = [self._allocate(root) for root in self._out_roots] if outs is None else list(outs)
-            roots = {root: binding.tensors[b] for root, b in self.flat.inputs.items()} | self._inner | dict(zip(self._out_roots, samples, strict=True))
+            roots = (
+                {root: binding.tensors[b] for root, b in self.flat.inputs.items()} | self._inner | dict(zip(self._out_roots, samples, strict=True))
+            )
             self._codes[fresh] = _Writer(self, roots, fresh).write()
         return self._codes[fresh]
 
@@ -217,7 +206,7 @@ class CompiledProgram:
         tb, action = e.__traceback__, None
         while tb is not None:
             made = tb.tb_frame.f_globals.get("code") if tb.tb_frame.f_code.co_filename == CODE_FILE else None
-            action = made.steps.get(tb.tb_lineno) if isinstance(made, _Code) else action
+            action = made.steps.get(tb.tb_lineno) if isinstance(made, Code) else action
             tb = tb.tb_next
         if action is None:
             return
@@ -228,36 +217,6 @@ class CompiledProgram:
             e.add_note(f"in program @{self.program.name}, statement `{text}`\n  at: {where}\n  rank: {self._rank}")
 
 
-def view_text(op: ViewOp) -> str:
-    """A resolved view operation as it is written after a tensor."""
-    match op:
-        case Index(items):
-            written = [f"{i.start}:{i.stop}" if isinstance(i, Span) else ":" if i is None else str(i) for i in items]
-            return f"[{', '.join(written) or '...'}]"  # no items: all of it
-        case Permute(order):
-            return f".permute({', '.join(map(str, order))})"
-        case Reshape(dims):
-            return f".view({', '.join(map(str, dims))})"
-        case Expand(dims):
-            return f".expand({', '.join(map(str, dims))})"
-        case Peer():
-            raise AssertionError("outputs are not symmetric")
-        case Transpose():
-            raise AssertionError("flattened to a permutation")
-        case _:
-            assert_never(op)
-
-
-class _Late:
-    """A constant that needs the views of a binding: made when they are known."""
-
-    def __init__(self, make: Callable[[Mapping[str, Any]], Any]) -> None:
-        self._make = make
-
-    def __call__(self, values: Mapping[str, Any]) -> Any:
-        return self._make(values)
-
-
 class _Writer:
     """Writes the function of a CompiledProgram."""
 
@@ -265,6 +224,7 @@ class _Writer:
         self.owner = owner
         self.flat = owner.flat
         self.samples = samples
+        self.probe = owner.probe
         self.fresh = {root: f"o{i}" for i, root in enumerate(owner._out_roots)} if fresh else {}
         self.names = Namespace()
         self.views: dict[str, Ref] = {}
@@ -329,19 +289,21 @@ class _Writer:
 
     # ---- the function
 
-    def write(self) -> _Code:
+    def write(self) -> Code:
         owner = self.owner
         self._emit(owner.lanes.enter(self.names), None)
         for position, action in enumerate(self.flat.actions):
-            self._emit([f"w{at}.wait()" for at in action.waits], action)
+            if isinstance(action.step.op, Sync):  # its waits are what it does
+                self._emit(self.probe.begin(position, owner.lanes.on(action.step.stream, self.names)), action)
+            self._emit(self._waits(action.waits), action)
             self._action(position, action)
-        self._emit([f"w{at}.wait()" for at in self.flat.last_waits], self.flat.actions[-1] if self.flat.actions else None)
+        self._emit(self._waits(self.flat.last_waits), self.flat.actions[-1] if self.flat.actions else None)
         self._emit([*owner.lanes.switch(self._lane, MAIN_LANE, self.names), *owner.lanes.leave(self.names)], None)
-        params = ", ".join([*self.fresh.values(), *self._scalar_names.values(), "epoch"])
+        params = ", ".join([*self.fresh.values(), *self._scalar_names.values(), *self.probe.params, "epoch"])
         text = "\n    ".join([f"def run({params}):", *self.lines, "return"]) + "\n"
         module = compile(text, CODE_FILE, "exec")
         code = next(c for c in module.co_consts if isinstance(c, CodeType))
-        return _Code(code, text, self.names.values, self.views, self.steps)
+        return Code(code, text, self.names.values, self.views, self.steps)
 
     def _emit(self, lines: Sequence[str], action: Action | None) -> None:
         for line in lines:
@@ -349,27 +311,38 @@ class _Writer:
             if action is not None:
                 self.steps[len(self.lines) + 1] = action
 
-    def _on(self, action: Action) -> None:
+    def _waits(self, positions: Sequence[int]) -> list[str]:
+        under_way = [at for at in positions if self._goes_on(self.flat.actions[at])]
+        return [line for at in under_way for line in (f"w{at}.wait()", *self.probe.ended(at))]
+
+    def _on(self, position: int, action: Action) -> None:
         lane = action.step.stream
         self._emit(self.owner.lanes.switch(self._lane, lane, self.names), action)
         self._lane = lane
+        self._emit(self.probe.begin(position), action)
+
+    def _goes_on(self, action: Action) -> bool:
+        """A communication that is under way after its lines. On a device a transport orders its stream in wait(), so none is."""
+        s = action.step.op
+        moves = isinstance(s, Group) or (isinstance(s, Comm) and s.kind != "copy")
+        return moves and action.step.stream != MAIN_LANE and not self.owner.lanes.real
 
     def _action(self, position: int, action: Action) -> None:
         s = action.step.op
         before = len(self.lines)
         match s:
             case Alloc(_, init):
-                self._on(action)
+                self._on(position, action)
                 out = self.ref(action.outs[0])
                 self._emit([f"{out}.zero_()" if str(init) in ("0", "0.0") else f"{out}.fill_({self.number(init)})"], action)
             case Call():
-                self._on(action)
+                self._on(position, action)
                 self._call(position, action, s)
             case Comm() if s.kind == "copy":
-                self._on(action)
+                self._on(position, action)
                 self._copy(action)
             case Comm() | Group():
-                self._on(action)
+                self._on(position, action)
                 self._communicate(position, action)
             case Sync(what, _):
                 if isinstance(what, Event):
@@ -380,6 +353,8 @@ class _Writer:
                 pass
             case _:
                 raise AssertionError(s)
+        if not self._goes_on(action):
+            self._emit(self.probe.end(position, self.owner.lanes.on(action.step.stream, self.names) if isinstance(s, Sync) else ""), action)
         for at in range(before, len(self.lines)):
             self.steps.setdefault(at + 2, action)
         if isinstance(s, (Call, Comm)) and s.event is not None:
@@ -405,7 +380,7 @@ class _Writer:
             def make(values: Mapping[str, Any]) -> Any:
                 return bind([values[n] if isinstance(a, Ref) else a for n, a in held], [values[n] for n in outs])
 
-            self.names.values[name] = _Late(make)
+            self.names.values[name] = Late(make)
             self._emit([f"{name}()"], action)
             return
         run = self.names.constant(ex.run)
@@ -430,11 +405,7 @@ class _Writer:
         calls = [self._comm_call(f"{position}_{i}", position, a) for i, a in enumerate(parts)]
         issue = self.names.constant(comms.issue_group if group else comms.issue)
         argument = f"({', '.join(calls)},)" if group else calls[0]
-        if action.step.stream == MAIN_LANE or self.owner.lanes.real:
-            # on a device a transport orders its stream in wait(), so the host goes on at once
-            self._emit([f"{issue}({argument}).wait()"], action)
-        else:
-            self._emit([f"w{position} = {issue}({argument})"], action)
+        self._emit([f"w{position} = {issue}({argument})" if self._goes_on(action) else f"{issue}({argument}).wait()"], action)
 
     def _comm_call(self, tag: str, position: int, action: Action) -> str:
         step, c = action.step, action.step.op
@@ -453,7 +424,7 @@ class _Writer:
                 recv = tuple(counts[1].tolist())
             return CommCall(
                 c.kind, step.team, tuple(ins), tuple(outs), op=c.op, dim=c.dim, split=c.split, cat=c.cat, to=step.to, source=step.source,
-                send_counts=send, recv_counts=recv, where=where, step=position + 1,
+                send_counts=send, recv_counts=recv, where=where, step=position + 1, agreed=True,
             )  # fmt: skip
 
         refs = [r for r in (*action.args, *action.outs, *action.counts) if isinstance(r, Ref)]
@@ -464,5 +435,5 @@ class _Writer:
             make = self.names.constant(call)
             return f"{make}(({''.join(n + ', ' for n in ins)}), ({''.join(n + ', ' for n in outs)}), ({', '.join(map(str, counts))}))"
         name = f"m{tag}"
-        self.names.values[name] = _Late(lambda values: call([values[n] for n in ins], [values[n] for n in outs], (None, None)))
+        self.names.values[name] = Late(lambda values: call([values[n] for n in ins], [values[n] for n in outs], (None, None)))
         return name

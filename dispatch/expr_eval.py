@@ -11,6 +11,7 @@ from hostir.dispatch.evaluate import Evaluator, evaluator
 from hostir.dispatch.marking import is_view_of_input
 from hostir.dispatch.protocol import Executor, No, all_or_none
 from hostir.graph.fusion import Fusion
+from hostir.graph.table import TABLE
 
 
 class ExprEvalExecutor(Executor):
@@ -33,6 +34,8 @@ class ExprEvalExecutor(Executor):
     def _compile(self, fusion: Fusion, args: Sequence[Any] | None) -> None:
         self._evaluator: Evaluator = evaluator(fusion)
         self._num = len(fusion.results)
+        self.scheduler = "expr_eval"
+        self.num_kernels = sum(1 for op in fusion.ops if (row := TABLE.get(op.name)) is None or not row.view)
 
     @property
     def evaluator(self) -> Evaluator:

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import torch
 
-from hostir.dispatch.compiled import Bound, CompiledProgram
+from hostir.dispatch.bound import Bound
+from hostir.dispatch.compiled import CompiledProgram
 from hostir.runtime.world import World
 
 _NONE: Final[tuple[torch.Tensor, ...]] = ()
@@ -21,7 +22,21 @@ _NONE: Final[tuple[torch.Tensor, ...]] = ()
 class FastCall:
     """One set of arguments (and maybe an output) with the function that is bound to them."""
 
-    __slots__ = ("__weakref__", "_bound", "_device", "_dtype", "_numbers", "_out", "_plan", "_sizes", "_static", "_tensors", "_thread", "_values", "_world")
+    __slots__ = (
+        "__weakref__",
+        "_bound",
+        "_device",
+        "_dtype",
+        "_numbers",
+        "_out",
+        "_plan",
+        "_sizes",
+        "_static",
+        "_tensors",
+        "_thread",
+        "_values",
+        "_world",
+    )
 
     def __init__(
         self, plan: CompiledProgram, bound: Bound, args: Sequence[Any], out: torch.Tensor | None, world: World | None,

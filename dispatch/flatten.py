@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from hostir.dispatch.interpreter import MAIN_LANE, conflict
 from hostir.errors import HostIrError, PlanError
@@ -33,7 +34,7 @@ from hostir.ir.nodes import (
 )
 from hostir.ir.show import statement_text
 from hostir.ir.walk import Instance, Lane, Region, Scope, Step, Walker
-from hostir.types import Operand
+from hostir.types import Operand, substitute
 
 MAX_STEPS = 50_000
 
@@ -85,12 +86,32 @@ def concrete(op: ViewOp, rank: int, number: Callable[[Operand], int]) -> ViewOp:
             return Reshape(tuple(number(d) for d in dims))
         case Expand(dims):
             return Expand(tuple(number(d) for d in dims))
-        case Peer(rank):
-            return Peer(number(rank))
+        case Peer(other):
+            return Peer(number(other))
         case Transpose():
             return Permute(tuple(range(rank))[::-1])
         case Permute():
             return op
+
+
+def view_text(op: ViewOp) -> str:
+    """A resolved view operation as it is written after a tensor."""
+    match op:
+        case Index(items):
+            written = [f"{i.start}:{i.stop}" if isinstance(i, Span) else ":" if i is None else str(i) for i in items]
+            return f"[{', '.join(written) or '...'}]"  # no items: all of it
+        case Permute(order):
+            return f".permute({', '.join(map(str, order))})"
+        case Reshape(dims):
+            return f".view({', '.join(map(str, dims))})"
+        case Expand(dims):
+            return f".expand({', '.join(map(str, dims))})"
+        case Peer():
+            raise AssertionError("outputs are not symmetric")
+        case Transpose():
+            raise AssertionError("flattened to a permutation")
+        case _:
+            assert_never(op)
 
 
 class _Flattener:
@@ -146,7 +167,7 @@ class _Flattener:
                 if init is not None:
                     self._add(Action(step, outs=(self._refs[id(out)],)))
             case Call():
-                args = tuple(self._refs[id(a)] if isinstance(a, Buffer) else a if self._run_time(a) else self.scope.value(a) for a in s.args)
+                args = tuple(self._refs[id(a)] if isinstance(a, Buffer) else self._number(a) for a in s.args)
                 self._add(Action(step, args, tuple(self._refs[id(b)] for b in s.outs)))
             case Comm():
                 counts = tuple(self._refs[id(c)] if isinstance(c, Buffer) else None for c in (s.send, s.recv))
@@ -159,6 +180,12 @@ class _Flattener:
                 self._add(Action(step))
             case _:
                 raise AssertionError("the dry run unrolls loops and branches")
+
+    def _number(self, e: Operand | bool) -> Operand | bool:
+        """A call's number: known now, or an expression of what only a run knows, the rest filled in."""
+        if not self._run_time(e):
+            return self.scope.value(e)  # type: ignore[no-any-return]
+        return substitute(e, lambda leaf: leaf if self._run_time(leaf) else self.scope.value(leaf))  # type: ignore[no-any-return]
 
     def _comm(self, c: Comm, step: Step, action: Action) -> None:
         if step.group is None:
@@ -209,4 +236,4 @@ def flatten(p: Program, scope: Scope, run_time: Callable[[object], bool] = lambd
     return _Flattener(p, scope, run_time).run()
 
 
-__all__ = ["MAX_STEPS", "Action", "Flat", "Mapping", "Ref", "concrete", "flatten"]
+__all__ = ["MAX_STEPS", "Action", "Flat", "Mapping", "Ref", "concrete", "flatten", "view_text"]

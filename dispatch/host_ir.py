@@ -15,6 +15,7 @@ from hostir.dispatch.compiled import MAX_SETS, CompiledProgram
 from hostir.dispatch.dispatch import ExecutorDispatch
 from hostir.dispatch.fast import FastCall
 from hostir.dispatch.interpreter import Interpreter
+from hostir.dispatch.profiled import run_checked, run_compiled
 from hostir.dispatch.protocol import Executor, Ids, No, all_or_none
 from hostir.dispatch.segments import Segments
 from hostir.errors import InputError, NotCompiledError
@@ -27,6 +28,7 @@ from hostir.mesh import Mesh
 from hostir.passes.reshard import communications, lower_communications
 from hostir.passes.schedule import schedule
 from hostir.runtime.comms.protocol import Comms
+from hostir.runtime.profile import active_profile, running_profile
 from hostir.runtime.world import World, current_world
 from hostir.types import Var, leaves
 
@@ -39,6 +41,7 @@ class HostIrExecutor(Executor):
     operation is a resharding."""
 
     name: ClassVar[str] = "HostIrExecutor"
+    profiles_itself: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -106,13 +109,16 @@ class HostIrExecutor(Executor):
     def __call__(self, *args: Any, out: torch.Tensor | Sequence[torch.Tensor] | None = None) -> Any:
         """Run. Returns None, a tensor, or a tuple of them; ``out=`` is written instead of fresh tensors."""
         world = self._world()
-        for entry in self._fast:
-            if entry.fits(args, out, world):
-                self._epoch += 1
-                return entry.run(out, self._epoch)
+        quiet = active_profile() is None
+        if quiet:
+            for entry in self._fast:
+                if entry.fits(args, out, world):
+                    self._epoch += 1
+                    return entry.run(out, self._epoch)
         given = None if out is None else [out] if isinstance(out, torch.Tensor) else list(out)
         results = self.run(args, given)
-        self._remember(args, out, world, results)
+        if quiet:
+            self._remember(args, out, world, results)
         return None if not results else results[0] if len(results) == 1 else tuple(results)
 
     def _run(self, args: Sequence[Any], outputs: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
@@ -142,7 +148,10 @@ class HostIrExecutor(Executor):
             scheduled = self._scheduled(mesh, binding.dims, binding.scalars)
             if self.mode == "checked":
                 return self._interpret(scheduled, scope, binding, comms, outputs)
-            return self._plan(scheduled, scope, mesh, binding, comms).run(binding, outputs, self._epoch)
+            plan = self._plan(scheduled, scope, mesh, binding, comms)
+            if (profile := running_profile()) is not None:
+                return run_compiled(profile, plan, binding, outputs, self._epoch, rank)
+            return plan.run(binding, outputs, self._epoch)
 
     def _scheduled(self, mesh: Mesh, dims: Mapping[str, int], scalars: Mapping[Var, Any]) -> Program:
         """The program with its streams ordered and its memory laid out for these sizes, verified for every rank."""
@@ -187,10 +196,14 @@ class HostIrExecutor(Executor):
     def _interpret(
         self, p: Program, scope: Scope, binding: Binding, comms: Comms | None, outputs: Sequence[torch.Tensor] | None
     ) -> list[torch.Tensor]:
-        interpreter = Interpreter(p, scope, binding, comms, self._segments_on(binding.device, p).run)
+        segments = self._segments_on(binding.device, p)
+        interpreter = Interpreter(p, scope, binding, comms, segments.run)
         if outputs is not None:
             interpreter.preset = self._direct(p, binding, outputs)
-        interpreter.run()
+        if (profile := running_profile()) is not None:
+            run_checked(profile, interpreter, segments)
+        else:
+            interpreter.run()
         results = [interpreter.tensor(b) for b in p.results]
         if outputs is None:
             return results

@@ -31,6 +31,16 @@ class Namespace:
         return name
 
 
+class Late:
+    """A constant that needs the views of a binding: made when they are known."""
+
+    def __init__(self, make: Callable[[Mapping[str, Any]], Any]) -> None:
+        self._make = make
+
+    def __call__(self, values: Mapping[str, Any]) -> Any:
+        return self._make(values)
+
+
 class _Rename(ast.NodeTransformer):
     """Names replaced by expressions, ``torch.x.y(…)`` by a constant."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Protocol, assert_never
 
 import torch
 
@@ -51,12 +51,22 @@ Run = Callable[[Unit, Sequence[object], Sequence[torch.Tensor]], None]
 MAIN_LANE: Lane = ("main", None)
 
 
+class Listener(Protocol):
+    """Whoever wants to know what happens: a profile. Between ``begins`` and ``ends`` a step does its work and nothing else."""
+
+    def begins(self, step: Step) -> None: ...
+
+    def ends(self, step: Step, work: Work | None = None) -> None:
+        """The step is over; for a communication that was under way: the wait for ``work`` has returned."""
+
+
 @dataclass(slots=True)
 class _Pending:
-    """A communication under way."""
+    """A communication under way; ``parts`` are the steps of a group."""
 
     work: Work
     step: Step
+    parts: tuple[Step, ...]
     lane: Lane
     reads: tuple[Region, ...]
     writes: tuple[Region, ...]
@@ -117,6 +127,7 @@ class Interpreter:
         self._group_left = 0
         self._count = 0
         self.preset: dict[int, torch.Tensor] = {}
+        self.listener: Listener | None = None
 
     def tensor(self, b: Buffer) -> torch.Tensor:
         return self._tensors[id(b)]
@@ -161,6 +172,8 @@ class Interpreter:
         self._settle(step)
         if not isinstance(s, (Free, Alloc)):
             self._need_written(step.reads, "read")
+        if self.listener is not None:
+            self.listener.begins(step)
         match s:
             case Alloc(out, init):
                 self._tensors[id(out)] = self._allocate(out, init)
@@ -182,6 +195,8 @@ class Interpreter:
                 raise AssertionError("the dry run unrolls loops and branches")
             case _:
                 assert_never(s)
+        if self.listener is not None and (not isinstance(s, Comm) or s.kind == "copy"):
+            self.listener.ends(step)
         for region in step.writes:
             if (written := self._written.get(region.root)) is not None and region.peer is None:
                 written.add(region.layout)
@@ -238,12 +253,14 @@ class Interpreter:
             self._track(step, self.comms.issue_group([c for _, c in parts]), step.stream, parts)
 
     def _track(self, step: Step, work: Work, lane: Lane, parts: Sequence[tuple[Step, CommCall]]) -> None:
+        steps = tuple(s for s, _ in parts)
         if lane == MAIN_LANE:
             work.wait()
+            self._ended(steps)
             return
         reads = tuple(r for s, _ in parts for r in s.reads)
         writes = tuple(r for s, _ in parts for r in s.writes)
-        pending = _Pending(work, step, lane, reads, writes)
+        pending = _Pending(work, step, steps, lane, reads, writes)
         self._pending.append(pending)
         if isinstance(step.op, Comm) and step.op.event is not None:
             self._events[id(step.op.event)] = pending
@@ -263,7 +280,7 @@ class Interpreter:
         return CommCall(
             c.kind, step.team, tuple(self.tensor(b) for b in c.ins), tuple(self.tensor(b) for b in c.outs), op=c.op, dim=c.dim,
             split=c.split, cat=c.cat, to=step.to, source=step.source, send_counts=counts[0] if counts else None,
-            recv_counts=counts[1] if counts else None, where=where, step=number,
+            recv_counts=counts[1] if counts else None, where=where, step=number, agreed=True,
         )  # fmt: skip
 
     # ---- order
@@ -300,6 +317,12 @@ class Interpreter:
                 except BaseException as e:
                     self._explain(e, p.step)
                     raise
+                self._ended(p.parts, p.work)
+
+    def _ended(self, steps: Sequence[Step], work: Work | None = None) -> None:
+        if self.listener is not None:
+            for step in steps:
+                self.listener.ends(step, work)
 
 
 def conflict(reads: Sequence[Region], writes: Sequence[Region], later_reads: Sequence[Region], later_writes: Sequence[Region]) -> bool:

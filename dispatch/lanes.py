@@ -41,6 +41,10 @@ class Lanes:
     def _event(self, key: object, names: Namespace) -> str:
         return names.constant(self._events.setdefault(key, torch.cuda.Event()))
 
+    def on(self, lane: Lane, names: Namespace) -> str:
+        """The expression of a lane's stream, or nothing where there are none."""
+        return self._stream(lane, names) if self.real else ""
+
     def enter(self, names: Namespace) -> list[str]:
         """Every stream waits for main."""
         if not self.real:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import torch
 
 from hostir.errors import InputError, NotCompiledError
 from hostir.graph.fusion import Fusion, Output
+from hostir.runtime.profile import running_profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +42,21 @@ class Executor(ABC):
     """Base of all. Subclasses set ``name`` and implement ``supports``, ``_compile`` and ``_run``.
 
     ``refusals`` says why the executors asked before this one declined, ``fusion`` is what it was made for.
+
+    For profiles: ``compile_ms`` is what compiling took so far (one that compiles at a run adds to it), ``scheduler`` names what planned
+    the code, ``num_kernels`` is what one run launches on the device for the operations of the fusion.
     """
 
     name: ClassVar[str] = "Executor"
+    profiles_itself: ClassVar[bool] = False
 
     def __init__(self, ids: Ids | None = None) -> None:
         self.ids = ids or Ids()
         self.refusals: dict[str, str] = {}
         self.fusion: Any = None
+        self.compile_ms = 0.0
+        self.scheduler = ""
+        self.num_kernels = 1
         self._compiled = False
         self._results: list[Output] = []
         self._aliases: list[int | None] = []
@@ -70,7 +79,12 @@ class Executor(ABC):
 
     def compile(self, fusion: Any, args: Sequence[Any] | None = None) -> Self:
         """Prepare to run ``fusion``. ``args`` are example arguments, for executors that specialise on them."""
+        start = time.perf_counter_ns()
+        if isinstance(fusion, Fusion) and not fusion.ops:
+            self.scheduler, self.num_kernels = "no_op", 0
         self._compile(fusion, args)
+        self.compile_ms += (time.perf_counter_ns() - start) / 1e6
+        self._title = str(getattr(fusion, "name", None) or self.name)
         self._results = fusion.results if isinstance(fusion, Fusion) else []
         self._aliases = [None if r.alias is None else fusion.params.index(r.alias) for r in self._results]
         self._compiled = True
@@ -81,6 +95,12 @@ class Executor(ABC):
         in place and must have the results' dtypes and shapes. A result with an alias is written into that input."""
         if not self._compiled:
             raise NotCompiledError(f"{self.name}.run before compile", cure="ex.compile(fusion) first")
+        if not self.profiles_itself and (profile := running_profile()) is not None:
+            return profile.call(self, self._title, args, lambda: self.execute(args, outputs))
+        return self.execute(args, outputs)
+
+    def execute(self, args: Sequence[Any], outputs: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
+        """``run`` of a compiled executor, by a caller who asks about profiles himself."""
         if not any(r.hidden or r.alias is not None for r in self._results):
             return self._run(args, outputs)
         results = self._run(args, self._complete(args, outputs))

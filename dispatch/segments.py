@@ -22,6 +22,11 @@ class Segment:
     unit: Unit
     executor: Executor
 
+    @property
+    def compile_ms(self) -> float:
+        """What compiling took so far, in milliseconds of the host."""
+        return self.executor.compile_ms
+
 
 class Segments:
     """The executors of a program's units on one device."""
@@ -43,7 +48,7 @@ class Segments:
                 self._by_unit[id(s.unit)] = Segment(s.unit, ex)
 
     def run(self, unit: Unit, args: Sequence[Any], outs: Sequence[torch.Tensor]) -> None:
-        self._by_unit[id(unit)].executor.run(args, outs)
+        self._by_unit[id(unit)].executor.execute(args, outs)
 
     def executor(self, unit: Unit) -> Executor:
         return self._by_unit[id(unit)].executor

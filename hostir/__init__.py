@@ -64,6 +64,7 @@ _PUBLIC: Final[Mapping[str, str]] = {
     "Ids": "hostir.dispatch:Ids",
     "compile": "hostir.dispatch:compile",
     "launch": "hostir.launch",
+    "profile": "hostir.runtime.profile:profile",
 }
 
 if TYPE_CHECKING:  # the same table, for type checkers and editors
@@ -96,6 +97,7 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from hostir.ir.verify import verify as verify
     from hostir.ir.walk import walk as walk
     from hostir.mesh import Mesh as Mesh
+    from hostir.runtime.profile import profile as profile
     from hostir.trace import spec as spec
     from hostir.trace import trace as trace
     from hostir.trace import unit as unit
@@ -158,6 +160,7 @@ __all__ = [
     "min",
     "ops",
     "parse",
+    "profile",
     "same",
     "spec",
     "sym",

@@ -109,14 +109,15 @@ def _print(reports: list[list[Shown]], seconds: float) -> None:
     for s in first:
         console.rule(f"@{s.program}")
         console.print(Syntax(s.text, "llvm", background_color="default", word_wrap=True))
-    table = Table(title=f"what ran where: {len(reports)} ranks, {seconds:.1f} s with start-up", title_justify="left")
-    for column in ("program", "units → executor", "device", "transport", "integers", "random: worst error", "ms (slowest rank)"):
-        table.add_column(column)
+    table = Table(title=f"what ran where: {len(reports)} ranks on {first[0].device}, {seconds:.1f} s with start-up", title_justify="left")
+    for column in ("program", "units", "executor", "transport", "integers", "random (bound)", "ms"):
+        table.add_column(column, overflow="fold")
     for i, s in enumerate(first):
         of_all = [r[i] for r in reports]
         exact = "exact" if all(o.exact for o in of_all) else "[red]WRONG[/red]"
         worst = max(o.error for o in of_all)
-        error = f"{worst:.1e} ≤ {s.bound:.0e}" if worst <= s.bound else f"[red]{worst:.1e} > {s.bound:.0e}[/red]"
-        units = ", ".join(f"@{u} → {e}" for u, e in s.units.items())
-        table.add_row(s.program, units, s.device, s.transport, exact, error, f"{max(o.milliseconds for o in of_all):.1f}")
+        error = f"{worst:.1e} ({s.bound:.0e})" if worst <= s.bound else f"[red]{worst:.1e} > {s.bound:.0e}[/red]"
+        units, executors = "\n".join(f"@{u}" for u in s.units), "\n".join(e.removesuffix("Executor") for e in s.units.values())
+        table.add_row(s.program, units, executors, s.transport, exact, error, f"{max(o.milliseconds for o in of_all):.1f}")
     console.print(table)
+    console.print("integers: integer-valued data, every rank equal to torch; random: largest error of any rank; ms: slowest rank, one run")

@@ -54,14 +54,14 @@ def _declare(row: Row) -> Any:
     return getattr(torch.ops.hostir, row.name).default
 
 
-def _keepers() -> dict[Any, tuple[Row, Function, Any]]:
-    found: dict[Any, tuple[Row, Function, Any]] = {}
+def _keepers() -> dict[Any, tuple[tuple[Row, Function, Any], ...]]:
+    found: dict[Any, tuple[tuple[Row, Function, Any], ...]] = {}
     for row in TABLE.values():
         if row.functions:
             declared = _declare(row)
             for function in row.functions:
                 target = reduce(getattr, function.path.split(".")[1:], torch)
-                found[target] = (row, function, declared)
+                found[target] = (*found.get(target, ()), (row, function, declared))
     return found
 
 
@@ -82,15 +82,17 @@ class Keep(TorchFunctionMode):
         if mode is not None and (loc := user_location()) is not None:
             self.spans.append((len(mode.tracer.graph.nodes), loc))
         try:
-            entry = _KEEP.get(func)
+            candidates = _KEEP.get(func, ())
         except TypeError:  # a callable that does not hash
-            entry = None
-        if entry is not None and (found := _kept_arguments(*entry[:2], args, kwargs)) is not None and self.fits(entry[0], found):
-            return entry[2](*found)
+            candidates = ()
+        for row, function, declared in candidates:
+            found = _kept_arguments(row, function, args, kwargs)
+            if found is not None and self.fits(row, found):
+                return declared(*found)
         return func(*args, **kwargs)
 
     def fits(self, row: Row, values: Sequence[Any]) -> bool:
-        """Whether the row's type rule takes these values; where it does not, torch's own decomposition is traced."""
+        """Whether the row's type rule takes these values."""
         try:
             _rule(row, values, self.symbols)
         except (HostIrError, NoExprError):
@@ -142,10 +144,7 @@ def _kept_arguments(row: Row, function: Function, args: Sequence[Any], kwargs: M
                 return None
             given[name] = default
     values = [_kept_value(p, given[sources[p.name][1]]) for p in row.params]
-    if any(v is NotImplemented for v in values):
-        return None
-    ranks = tuple(v.dim() for v in values if isinstance(v, torch.Tensor))
-    return None if ranks in row.decomposed_ranks else values
+    return None if any(v is NotImplemented for v in values) else values
 
 
 def _kept_value(p: Param, v: Any) -> Any:

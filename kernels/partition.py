@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TypeAlias
 
 from hostir.kernels.body import Body, Domain, Folded, Load, State, Store, Unfit, kept_axes, stretched, through
-from hostir.kernels.folds import FOLDS, fold_type, state_types
-from hostir.kernels.layout import Arrange, Layout, Step, chain
+from hostir.kernels.folds import fold_type, state_types
+from hostir.kernels.layout import Arrange, Layout, Reshape, Step, chain
 from hostir.kernels.nodes import Cast, Node, Part, Pick, Point, Reduce, Root, Tensor, View, below, register
 from hostir.types import DType
 
-Split = Callable[[Domain, bool], int]
-"""How many programs share the reduced axes of a domain (1: no split); the flag says whether whole results are stored too."""
+Split: TypeAlias = Callable[[Body], int]
+"""How many programs share the reduced axes of a kernel (1: no split)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,11 @@ class Partition:
 
     def _rank(self, n: Node) -> int:
         """Results that need most of a kernel choose first: normalisations, reductions, then the rest."""
-        tops = list(self._tops(n, ()))
-        whole = any(self._stretch(n, q, steps) for q, steps in tops)
+        try:
+            tops = list(self._tops(n, ()))
+            whole = any(self._stretch(n, q, steps) for q, steps in tops)
+        except Unfit:
+            return 1
         return 0 if whole else 1 if tops else 2
 
     def _place(self, n: Node, buffer: int, dtype: DType) -> None:
@@ -86,17 +89,11 @@ class Partition:
         whole = not domain.reduced or not steps
         body = Body(domain, self.buffers, self.parked)
         store = Store(buffer, through(self.buffers[buffer], steps), body.pull(n, steps), dtype, whole)
-        if domain.reduced and 0 not in n.shape and self.split(domain, whole) > 1:
-            folds = [v.fold.of for v in self._only(body, store) if isinstance(v, Folded) and not v.fold.of.merge]
-            if folds:
-                raise Unfit(folds[0])
         body.stores.append(store)
+        folds = [v.fold.of for v in body.values() if isinstance(v, Folded) and not v.fold.of.merge]
+        if folds and self.split(body) > 1:
+            raise Unfit(folds[0])
         self.bodies.append(body)
-
-    @staticmethod
-    def _only(body: Body, store: Store) -> Iterator[object]:
-        trial = Body(body.domain, body.buffers, body.parked, stores=[store])
-        return trial.values()
 
     def _domain(self, n: Node) -> tuple[Domain, tuple[Step, ...]]:
         """The points of a kernel for ``n`` and how ``n`` is seen from them."""
@@ -145,8 +142,6 @@ class Partition:
                 case Part() if (held := self.parked.get(x.of)) is not None:
                     stack.append((held[x.index], steps))
                 case Part() if x.of.count == 1:
-                    from hostir.kernels.layout import Reshape
-
                     stack += [(y, chain(Reshape(x.of.shape), steps)) for y in x.of.operands]
                 case Part():
                     yield x.of, steps
@@ -168,47 +163,47 @@ class Partition:
 
     def _park(self, q: Reduce) -> None:
         """Compute ``q`` into temporaries, in a kernel of its own or in one that visits the same points."""
-        domain = Domain(q.operands[0].shape, frozenset(q.dims))
-        split = 1 if q.merge else self.split(domain, False)
-        while True:
+        while q not in self.parked:
             try:
-                self._store_reduce(q, domain, split)
-                return
+                self._store_reduce(q)
             except Unfit as e:
                 assert e.reduce is not q
                 self._park(e.reduce)
 
-    def _store_reduce(self, q: Reduce, domain: Domain, split: int) -> None:
-        kept = tuple(0 if a in domain.reduced else s for a, s in enumerate(self._kept_strides(domain)))
-        body = Body(domain, self.buffers, self.parked, split)
+    def _store_reduce(self, q: Reduce) -> None:
+        domain = Domain(q.operands[0].shape, frozenset(q.dims))
+        strides = self._kept_strides(domain)
         rest = tuple(d for d in range(len(domain.sizes)) if d not in domain.reduced)
-        sources = tuple(rest.index(a) if a in rest else None for a in range(len(domain.sizes)))
-        values = [body.pull(Part(q, i), (Arrange(sources, domain.sizes),)) for i in range(len(q.dtypes))]
-        fold = body.folds[q]
-        if split > 1 and len(body.folds) > 1:
-            raise Unfit(next(r for r in body.folds if r is not q))
-        layout = Layout(domain.sizes, kept)
-        if split == 1:
+        steps = (Arrange(tuple(rest.index(a) if a in rest else None for a in range(len(domain.sizes))), domain.sizes),)
+        layout = Layout(domain.sizes, strides)
+        body = Body(domain, self.buffers, self.parked)
+        values = [body.pull(Part(q, i), steps) for i in range(len(q.dtypes))]
+        body.stores = [Store(-1, layout, v, register(d), False) for v, d in zip(values, q.dtypes, strict=True)]
+        body.split = 1 if q.merge else self.split(body)
+        if body.split == 1:
             temps = [self._temporary(register(d), q.shape) for d in q.dtypes]
-            body.stores = [Store(t.buffer, layout, v, t.dtype, False) for t, v in zip(temps, values, strict=True)]
             self.parked[q] = tuple(temps)
         else:
+            if nested := [r for r in body.folds if r is not q]:
+                raise Unfit(nested[0])
             types = state_types(q.kind, fold_type(register(q.operands[0].dtype)))
-            temps = [self._temporary(d, (split, *q.shape)) for d in types]
-            body.stores = [Store(t.buffer, layout, State(fold, i, t.dtype), t.dtype, False) for i, t in enumerate(temps)]
+            temps = [self._temporary(d, (body.split, *q.shape)) for d in types]
+            values = [State(body.folds[q], i, t.dtype) for i, t in enumerate(temps)]
             merged = Reduce(q.kind, tuple(temps), (0,), q.shape, q.dtypes, merge=True)
             self.parked[q] = tuple(Part(merged, i) for i in range(len(q.dtypes)))
+        body.stores = [Store(t.buffer, layout, v, t.dtype, False) for t, v in zip(temps, values, strict=True)]
         for t in temps:
             self.made_by[t.buffer] = len(self.bodies)
         self.bodies.append(body)
 
     @staticmethod
-    def _kept_strides(domain: Domain) -> list[int]:
+    def _kept_strides(domain: Domain) -> tuple[int, ...]:
+        """Row-major over the kept axes, nothing along the reduced ones."""
         strides, step = [0] * len(domain.sizes), 1
         for a in reversed(domain.kept):
             strides[a] = step if domain.sizes[a] != 1 else 0
             step *= domain.sizes[a]
-        return strides
+        return tuple(strides)
 
     def _temporary(self, dtype: DType, shape: tuple[int, ...]) -> Tensor:
         buffer = max(self.buffers, default=-1) + 1
@@ -231,6 +226,3 @@ def _ways_into(domain: Domain, shape: tuple[int, ...]) -> Iterator[tuple[tuple[S
         for a, d in zip(own, dims, strict=True):
             sources[a] = d
         yield (Arrange(tuple(sources), domain.sizes),), False
-
-
-__all__ = ["FOLDS", "Final", "Partition", "Temporary"]

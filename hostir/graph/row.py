@@ -46,7 +46,8 @@ class Overload:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function of torch that a trace keeps as this row, where torch itself would take it apart.
+    """A function of torch that a trace keeps as this row, where torch itself would take it apart. The first row in the table's order
+    whose type rule takes the arguments gets the call; where none does, torch's own decomposition is traced.
 
     ``path`` is where it is found (``torch.nn.functional.linear``), ``params`` its parameters with their defaults.
     """
@@ -67,7 +68,6 @@ class Row:
     ``shard``, ``cost``: names of rules. ``decompose``: how a composite is written with other rows: statements in the text of units
     over the parameters' names, the last one naming ``result``; may be empty.
     ``flags``: view, random, library, reduction, composite, pointwise; shape (the result is the operand where the types are equal).
-    ``decomposed_ranks``: numbers of dims of the operands for which torch's own decomposition is preferred to ``functions``.
     """
 
     name: str
@@ -79,7 +79,6 @@ class Row:
     num_outs: int = 1
     overloads: tuple[Overload, ...] = ()
     functions: tuple[Function, ...] = ()
-    decomposed_ranks: tuple[tuple[int, ...], ...] = ()
     promotion: str = ""
     triton: str = ""
     identity: str = ""

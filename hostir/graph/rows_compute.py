@@ -20,6 +20,7 @@ _CROSS_ENTROPY: Final = (
     "reduction='mean', label_smoothing=0.0)"
     " -> (x=input, target=target, w=weight, reduction=reduction, ignore_index=ignore_index, label_smoothing=label_smoothing)"
 )
+_MATMUL: Final = tuple(f"torch.{name}(input, other) -> (x=input, y=other)" for name in ("matmul", "Tensor.matmul", "Tensor.__matmul__"))
 _ATTENTION: Final = (
     "torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, "
     "enable_gqa=False)"
@@ -134,19 +135,15 @@ ROWWISE: Final[tuple[Row, ...]] = (
 
 PRODUCTS: Final[tuple[Row, ...]] = (
     row(
-        "mm", "x: tensor, y: tensor", rule.mm, "torch.mm(x, y)", out="+", overloads=("mm.default(x=self, y=mat2)",),
+        "mm", "x: tensor, y: tensor", rule.mm, "torch.mm(x, y)", out="+", overloads=("mm.default(x=self, y=mat2)",), functions=_MATMUL,
         shard="matmul", cost="matmul", flags="library",
     ),
     row(
-        "bmm", "x: tensor, y: tensor", rule.bmm, "torch.bmm(x, y)", out="+", overloads=("bmm.default(x=self, y=mat2)",),
+        "bmm", "x: tensor, y: tensor", rule.bmm, "torch.bmm(x, y)", out="+", overloads=("bmm.default(x=self, y=mat2)",), functions=_MATMUL,
         shard="matmul", cost="matmul", flags="library",
     ),
     row(
-        "matmul", "x: tensor, y: tensor", rule.matmul, "torch.matmul(x, y)", out="+",
-        functions=(
-            "torch.matmul(input, other) -> (x=input, y=other)", "torch.Tensor.matmul(input, other) -> (x=input, y=other)",
-            "torch.Tensor.__matmul__(input, other) -> (x=input, y=other)",
-        ), decomposed_ranks=((2, 2), (3, 3)), shard="matmul", cost="matmul", flags="library",
+        "matmul", "x: tensor, y: tensor", rule.matmul, "torch.matmul(x, y)", out="+", functions=_MATMUL, shard="matmul", cost="matmul", flags="library",
     ),
     row(
         "linear", "x: tensor, w: tensor, b: tensor? = none", rule.linear, "F.linear(x, w, b)", out="h.linear_out(x, w, b, o)",

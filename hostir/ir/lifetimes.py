@@ -7,6 +7,7 @@ asked first; only other reads look at intervals.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from hostir.ir.race import Order
 from hostir.ir.regions import Layout, Written, runs
 from hostir.ir.walk import Instance
 
-Remote = dict[tuple[Buffer, int, int], list[Layout]]  # (buffer, its how-manieth life, rank) -> what peers write there
+Remote: TypeAlias = dict[tuple[Buffer, int, int], list[Layout]]  # (buffer, its how-manieth life, rank) -> what peers write there
 
 
 class _Contents:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from hostir.ir.regions import Written
 from hostir.ir.teams import Ints, Teams
 from hostir.ir.walk import Lane
 
-Place = tuple[int, Buffer, int]  # world rank, buffer, its how-manieth life
+Place: TypeAlias = tuple[int, Buffer, int]  # world rank, buffer, its how-manieth life
 
 
 def _place(c: Cohort, u: Use) -> Place:

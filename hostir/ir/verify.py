@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from hostir.errors import BuildError, InputError, VerifyError
 from hostir.graph.unify import result_types, unify
@@ -25,7 +25,7 @@ from hostir.ir.walk import resolve_mesh, symbols
 from hostir.mesh import Mesh
 from hostir.types import TensorType, Var
 
-Meshes = Mesh | int | Mapping[str, int] | None
+Meshes: TypeAlias = Mesh | int | Mapping[str, int] | None
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from typing import Any, Final, Self
 import torch
 
 from hostir.errors import InputError
-from hostir.runtime.recording import Clocks, Labels, Node, Run
+from hostir.runtime.recording import Clocks, Labels, Node, Run, copy_gbs
 from hostir.runtime.trace_events import Overlap, TraceEvent, overlap_of, save_trace
 from hostir.runtime.world import current_world
 
@@ -29,6 +29,15 @@ MAX_MARKS: Final = 16384  # marks that wait to be read; past it they are, which 
 
 _ACTIVE: Final[ContextVar[Profile | None]] = ContextVar("hostir_profile", default=None)
 active_profile: Final = _ACTIVE.get
+
+
+def running_profile() -> Profile | None:
+    """The profile that wants to know what runs here, or None. A thread that outlives the profile it was born under is left alone."""
+    found = _ACTIVE.get()
+    if found is not None and found.state is not State.RUNNING:
+        _ACTIVE.set(None)
+        return None
+    return found
 
 
 class State(Enum):
@@ -109,6 +118,7 @@ class Profile:
         self._token: Token[Profile | None] | None = None
         self._start_ns = 0
         self._rows: list[Row] = []
+        self._ceilings: dict[str, float] = {}
 
     # ---- states
 
@@ -119,7 +129,7 @@ class Profile:
     def start(self) -> None:
         """Ready → Running. InputError when it was started before, or when another profile is running here."""
         self._need(State.READY, "start", "a profile is used once: make another with hir.profile()")
-        if _ACTIVE.get() is not None:
+        if running_profile() is not None:
             raise InputError("a profile is running already", cure="stop it first: profiles do not nest")
         self._token = _ACTIVE.set(self)
         self.state = State.RUNNING
@@ -159,7 +169,8 @@ class Profile:
 
         A run that raises, or that ends after the profile did, is not counted.
         """
-        self._need(State.RUNNING, "record", "run inside the with")
+        if self.state is State.READY:
+            raise InputError("this profile cannot record", expected="a running profile", got="a ready one", cure="start it first")
         run = Run(self._clocks.of(device), rank)
         token = _ACTIVE.set(None)
         try:
@@ -173,7 +184,6 @@ class Profile:
                 self._marks += run.num_marks
             full = self._marks > MAX_MARKS
         if full:
-            self._clocks.settle()
             self._read_marks()
 
     def call(self, labels: Labels, name: str, args: Sequence[Any], function: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
@@ -186,14 +196,14 @@ class Profile:
             run.begin(0)
             results = function()
             run.end(0)
-            # the key holds the object, so that no other can have its identity while the profile lives
             sizes = sum(map(tensor_bytes, tensors)), sum(map(tensor_bytes, results))
-            run.nodes = [Node(name, "segment", key=labels, input_bytes=sizes[0], output_bytes=sizes[1], labels=labels)]
+            run.nodes = [Node(name, "segment", key=id(labels), input_bytes=sizes[0], output_bytes=sizes[1], labels=labels)]
         return results
 
     def _read_marks(self) -> None:
         with self._lock:
             runs, self._runs, self._marks = self._runs, [], 0
+        self._clocks.settle()
         for run, device in runs:
             self._events += [(_event(node, run.rank, start, end), node, device) for node, start, end in run.spans()]
 
@@ -240,21 +250,42 @@ class Profile:
         """Of the rank with the most exposed communication."""
         return max(self.overlap_by_rank.values(), key=lambda o: o.exposed_ms, default=Overlap())
 
-    def table(self) -> str:
-        """Segments, communications, copies and the overlap as plain text."""
+    def copy_ceiling(self, device: str) -> float:
+        """GB/s (read and written) of the best large copy on ``device``: what memory allows. Measured when first asked for."""
+        if device not in self._ceilings:
+            self._ceilings[device] = copy_gbs(self._clocks.of(torch.device(device)))
+        return self._ceilings[device]
+
+    def table(self, *, ceiling: bool = False) -> str:
+        """Segments, communications, copies and the overlap as plain text. ``ceiling`` adds each segment's share of ``copy_ceiling``."""
         ranks = len({r.rank for r in self.segments} | {r.rank for r in self.communications}) > 1
         parts = []
         if rows := self.segments:
-            head = ("segment", "executor", "scheduler", "device", "calls", "kernels", "compile ms", "kernel ms", "bytes in", "bytes out", "GB/s")
-            cells = [
+            head: tuple[str, ...] = (
+                "segment",
+                "executor",
+                "scheduler",
+                "device",
+                "calls",
+                "kernels",
+                "compile ms",
+                "kernel ms",
+                "bytes in",
+                "bytes out",
+                "GB/s",
+            )
+            cells: list[tuple[object, ...]] = [
                 (r.name, r.executor, r.scheduler, r.device, r.calls, r.kernels, r.compile_ms, r.kernel_ms, r.input_bytes, r.output_bytes, r.gbs)
                 for r in rows
             ]
+            if ceiling:
+                head += ("% of copy",)
+                cells = [(*c, 100 * r.gbs / self.copy_ceiling(r.device)) for c, r in zip(cells, rows, strict=True)]
             parts.append(_columns(head, cells, [r.rank for r in rows] if ranks else None))
         for title, moved in (("communication", self.communications), ("copy", self.copies)):
             if moved:
                 head = (title, "team", "transport", "device", "calls", "ms", "bytes", "GB/s")
-                lines = [(c.name, _team(c.team), c.transport, c.device, c.calls, c.ms, c.bytes, c.gbs) for c in moved]
+                lines: list[tuple[object, ...]] = [(c.name, _team(c.team), c.transport, c.device, c.calls, c.ms, c.bytes, c.gbs) for c in moved]
                 parts.append(_columns(head, lines, [c.rank for c in moved] if ranks else None))
         o = self.overlap
         if self.communications:
@@ -289,7 +320,7 @@ def _event(node: Node, rank: int, start: int, end: int) -> TraceEvent:
     if node.program:
         args["program"] = node.program
     if node.labels is not None:
-        args |= {"executor": str(node.labels.name), "scheduler": node.labels.scheduler}
+        args |= {"executor": node.labels.name, "scheduler": node.labels.scheduler}
     if node.comm:
         args |= {"team": list(node.team), "transport": node.transport}
     if node.kind != "host":
@@ -305,7 +336,8 @@ def _grouped(events: Sequence[_Found]) -> list[list[_Found]]:
     for found in events:
         e, node, device = found
         if node.kind != "host":
-            groups.setdefault((e.rank, device, node.kind, node.program, node.key, node.team), []).append(found)
+            executor = "" if node.labels is None else node.labels.name
+            groups.setdefault((e.rank, device, node.kind, node.program, node.key, node.team, executor), []).append(found)
     return list(groups.values())
 
 
@@ -317,7 +349,7 @@ def _row(found: Sequence[_Found]) -> Row:
         "name": node.name,
         "program": node.program,
         "rank": first.rank,
-        "executor": "HostIrExecutor" if labels is None else str(labels.name),
+        "executor": "HostIrExecutor" if labels is None else labels.name,
         "scheduler": node.kind if labels is None else labels.scheduler,
         "device": device,
         "calls": len(found),

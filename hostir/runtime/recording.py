@@ -23,10 +23,12 @@ Mark: TypeAlias = Any  # int on a CPU, torch.cuda.Event on a GPU
 class Labels(Protocol):
     """What an executor says of itself in a profile. Read when the results are, so that late compilation counts."""
 
-    name: Any
     scheduler: str
     compile_ms: float
     num_kernels: int
+
+    @property
+    def name(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,3 +195,20 @@ class Clocks:
         """Wait for every device that was marked."""
         for clock in self._made.values():
             clock.settle()
+
+
+def copy_gbs(clock: HostClock) -> float:
+    """GB/s read and written by the fastest of several copies that fit no cache."""
+    size = (256 if clock.device.type == "cuda" else 64) << 20
+    a = torch.zeros(size, dtype=torch.uint8, device=clock.device)
+    b = torch.empty_like(a)
+    best = 0.0
+    for _ in range(6):
+        start = clock.mark()
+        b.copy_(a)
+        end = clock.mark()
+        clock.settle()
+        since, until = clock.span(start, start, end)
+        best = max(best, 2 * size / max(until - since, 1))
+        clock.give_back([start, end])
+    return best

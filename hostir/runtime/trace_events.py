@@ -109,8 +109,8 @@ def _microseconds(ns: int) -> float:
     return value if math.floor(value * 1000) == ns else math.nextafter(value, math.inf)
 
 
-def _metadata(name: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
-    return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}
+def _metadata(about: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
+    return {"ph": "M", "name": about, "pid": pid, "tid": tid, "args": args}
 
 
 def chrome_trace(events: Sequence[TraceEvent], *, names: Mapping[int, str] | None = None, origin_ns: int | None = None) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class Arrival:
         self.call = call
         self.meeting: Meeting | None = None
         self.finished = False
+        self.ended_ns = 0  # by time.perf_counter_ns
         self.error: HostIrError | None = None
         self.thread = threading.get_ident()
         self.ready: Any = _record(call)  # the inputs are ready after this event
@@ -175,9 +176,11 @@ class Hub:
                     complete.append(matched)
         for group in complete:
             errors = self._carry_out(group)
+            ended = time.perf_counter_ns()
             with self._changed:
                 for a, error in zip(group, errors, strict=True):
                     a.error = error
+                    a.ended_ns = ended
                     a.finished = True
                 self._changed.notify_all()
 

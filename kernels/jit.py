@@ -1,0 +1,98 @@
+"""Generated text as a Triton function, and as a compiled kernel for a device that need not be there.
+
+Triton reads a function's source again through ``inspect``, so generated text is registered with ``linecache`` under a name of its own.
+Each text becomes one function for the life of the process; Triton's own cache on disk keeps what was compiled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, Final
+
+import triton
+import triton.language as tl
+
+from hostir.kernels import hd
+from hostir.kernels.emit import Int, Pointer, Source
+
+INTERPRETED: Final[bool] = hd.INTERPRETED
+_POINTER: Final = {"bool": "i1", "f64": "fp64", "f32": "fp32", "f16": "fp16", "bf16": "bf16"}
+
+
+class Functions:
+    """Texts that have become functions; the oldest beyond ``most`` are forgotten (a segment keeps its own)."""
+
+    def __init__(self, most: int = 4096) -> None:
+        self._made: OrderedDict[str, Any] = OrderedDict()
+        self._lock = threading.Lock()
+        self._most = most
+
+    def __call__(self, source: Source) -> Any:
+        """The Triton function of ``source``."""
+        with self._lock:
+            if (found := self._made.get(source.text)) is None:
+                found = self._made[source.text] = _function(source)
+                while len(self._made) > self._most:
+                    self._made.popitem(last=False)
+            return found
+
+
+def _function(source: Source) -> Any:
+    file = f"<hostir kernel {source.name} {hashlib.sha256(source.text.encode()).hexdigest()[:16]}>"
+    linecache.cache[file] = (len(source.text), None, source.text.splitlines(keepends=True), file)
+    names: dict[str, Any] = {"triton": triton, "tl": tl, "hd": hd, "__name__": f"hostir.kernels.generated.{source.name}"}
+    exec(compile(source.text, file, "exec"), names)
+    return names[source.name]
+
+
+FUNCTIONS: Final = Functions()
+
+
+def signature(source: Source) -> dict[str, str]:
+    """Each argument's type as Triton writes it."""
+    found = {}
+    for name, a in zip(argument_names(source), source.arguments, strict=True):
+        match a:
+            case Pointer():
+                found[name] = "*" + _POINTER.get(a.dtype.name, a.dtype.name)
+            case Int():
+                found[name] = "i64" if source.wide else "i32"
+            case _:
+                found[name] = a.kind
+    return found
+
+
+def argument_names(source: Source) -> list[str]:
+    """The names of the arguments, in the order of ``source.arguments``."""
+    counts = {"p": 0, "n": 0, "k": 0}
+    names = []
+    for a in source.arguments:
+        letter = "p" if isinstance(a, Pointer) else "n" if isinstance(a, Int) else "k"
+        names.append(f"{letter}{counts[letter]}")
+        counts[letter] += 1
+    return names
+
+
+def attributes(source: Source, aligned: tuple[bool, ...]) -> dict[tuple[int, ...], list[list[Any]]]:
+    """What the compiler may rely on: pointers and numbers that are multiples of 16. ``aligned``: one flag for each argument."""
+    return {(i,): [["tt.divisibility", 16]] for i, ok in enumerate(aligned) if ok}
+
+
+def compile_for(source: Source, aligned: tuple[bool, ...], target: Any, options: Mapping[str, Any] | None = None) -> Any:
+    """``source`` compiled for a ``GPUTarget``; no device is needed."""
+    from triton.compiler import ASTSource
+
+    made = ASTSource(fn=FUNCTIONS(source), signature=signature(source), constexprs={}, attrs=attributes(source, aligned))
+    return triton.compile(made, target=target, options={"num_warps": source.num_warps, **(options or {})})
+
+
+def alignment(source: Source, addresses: Mapping[int, int]) -> tuple[bool, ...]:
+    """Which arguments are multiples of 16, given where each buffer begins."""
+    return tuple(
+        (addresses[a.buffer] + a.offset * a.dtype.itemsize) % 16 == 0 if isinstance(a, Pointer) else isinstance(a, Int) and a.by_16
+        for a in source.arguments
+    )
