@@ -319,6 +319,10 @@ class _Writer:
         lane = action.step.stream
         self._emit(self.owner.lanes.switch(self._lane, lane, self.names), action)
         self._lane = lane
+        for a in (action, *action.parts):  # views of fresh outputs are made before the clock starts
+            for r in (*a.args, *a.outs, *a.counts):
+                if isinstance(r, Ref):
+                    self.ref(r)
         self._emit(self.probe.begin(position), action)
 
     def _goes_on(self, action: Action) -> bool:

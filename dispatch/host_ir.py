@@ -238,9 +238,9 @@ class HostIrExecutor(Executor):
         p = self._program
         mesh = self._given_mesh
         if mesh is None and world is not None:
-            if not p.axes or world.size == 1 or len(p.axes) > 1:
-                mesh = None if p.axes else Mesh((world.size,), ("world",))
-            else:
+            if not p.axes:
+                mesh = Mesh((world.size,), ("world",))
+            elif len(p.axes) == 1 and (world.size > 1 or p.axes[0].size is None):
                 mesh = world.mesh((p.axes[0].name,))
         sized = resolve_mesh(p, mesh)
         if needed and len(sized.layout) > 1 and (world is None or len(sized.layout) > world.size):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -96,7 +96,7 @@ class Executor(ABC):
         if not self._compiled:
             raise NotCompiledError(f"{self.name}.run before compile", cure="ex.compile(fusion) first")
         if not self.profiles_itself and (profile := running_profile()) is not None:
-            return profile.call(self, self._title, args, lambda: self.execute(args, outputs))
+            return profile.call(self, self._title, args, lambda: self.execute(args, outputs), {"ids": asdict(self.ids)})
         return self.execute(args, outputs)
 
     def execute(self, args: Sequence[Any], outputs: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:

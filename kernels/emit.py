@@ -521,7 +521,9 @@ def _number(v: bool | float, held: DType) -> str:
     if held.is_float:
         v = float(v)
         return repr(v) if v == v and v not in (float("inf"), float("-inf")) else f'float("{v}")'
-    return repr(bool(v)) if held is BOOL else repr(int(v))
+    if held is BOOL:
+        return repr(bool(v))
+    return repr(int(v) % 256 if held.kind == "uint" else int(v))
 
 
 __all__ = ["I32", "Argument", "Int", "Pointer", "Scalar", "Source", "Writer"]

@@ -67,19 +67,19 @@ else:
 
 
 @device
-def maximum(x: Any, y: Any) -> Any:
+def maximum(x: tl.tensor, y: tl.tensor) -> tl.tensor:
     """NaN if either is."""
     return tl.where((x > y) | (x != x), x, y)
 
 
 @device
-def minimum(x: Any, y: Any) -> Any:
+def minimum(x: tl.tensor, y: tl.tensor) -> tl.tensor:
     """NaN if either is."""
     return tl.where((x < y) | (x != x), x, y)
 
 
 @device
-def clamp(x: Any, low: Any, high: Any) -> Any:
+def clamp(x: tl.tensor, low: tl.tensor, high: tl.tensor) -> tl.tensor:
     """``min(max(x, low), high)``; a bound of None is none."""
     if low is not None:
         x = maximum(x, low)
@@ -89,12 +89,12 @@ def clamp(x: Any, low: Any, high: Any) -> Any:
 
 
 @device
-def relu(x: Any) -> Any:
-    return tl.where(x < 0, x - x, x)
+def relu(x: tl.tensor) -> tl.tensor:
+    return tl.where(x < 0, 0, x).to(x.dtype)
 
 
 @device
-def div(x: Any, y: Any) -> Any:
+def div(x: tl.tensor, y: tl.tensor) -> tl.tensor:
     """Correctly rounded."""
     if y.dtype == tl.float32:
         return tl.div_rn(x, y)
@@ -103,7 +103,7 @@ def div(x: Any, y: Any) -> Any:
 
 
 @device
-def sqrt(x: Any) -> Any:
+def sqrt(x: tl.tensor) -> tl.tensor:
     """Correctly rounded."""
     if x.dtype == tl.float32:
         return tl.sqrt_rn(x)
@@ -112,45 +112,42 @@ def sqrt(x: Any) -> Any:
 
 
 @device
-def rsqrt(x: Any) -> Any:
+def rsqrt(x: tl.tensor) -> tl.tensor:
     return tl.rsqrt(x)
 
 
 @device
-def log(x: Any) -> Any:
+def log(x: tl.tensor) -> tl.tensor:
     return tl.log(x)
 
 
 @device
-def sigmoid(x: Any) -> Any:
+def sigmoid(x: tl.tensor) -> tl.tensor:
     return div(1.0, exp(-x) + 1.0)
 
 
 @device
-def abs(x: Any) -> Any:
+def abs(x: tl.tensor) -> tl.tensor:
     return tl.abs(x)
 
 
 @device
-def sign(x: Any) -> Any:
+def sign(x: tl.tensor) -> tl.tensor:
     return ((x > 0).to(tl.int32) - (x < 0).to(tl.int32)).to(x.dtype)
 
 
 @device
-def isfinite(x: Any) -> Any:
+def isfinite(x: tl.tensor) -> tl.tensor:
     return (x - x) == 0
 
 
 @device
-def bitwise_not(x: Any) -> Any:
-    if x.dtype == tl.int1:
-        return x == 0
-    else:
-        return x ^ -1
+def bitwise_not(x: tl.tensor) -> tl.tensor:
+    return ~x
 
 
 @device
-def floor(x: Any) -> Any:
+def floor(x: tl.tensor) -> tl.tensor:
     if x.dtype.is_floating():
         return tl.floor(x)
     else:
@@ -158,7 +155,7 @@ def floor(x: Any) -> Any:
 
 
 @device
-def ceil(x: Any) -> Any:
+def ceil(x: tl.tensor) -> tl.tensor:
     if x.dtype.is_floating():
         return tl.ceil(x)
     else:
@@ -166,7 +163,7 @@ def ceil(x: Any) -> Any:
 
 
 @device
-def trunc(x: Any) -> Any:
+def trunc(x: tl.tensor) -> tl.tensor:
     if x.dtype.is_floating():
         return trunc_float(x)
     else:
@@ -174,7 +171,7 @@ def trunc(x: Any) -> Any:
 
 
 @device
-def round(x: Any) -> Any:
+def round(x: tl.tensor) -> tl.tensor:
     """Halves go to the even neighbour."""
     if x.dtype.is_floating():
         return rint(x)
@@ -183,7 +180,7 @@ def round(x: Any) -> Any:
 
 
 @device
-def fmod(x: Any, y: Any) -> Any:
+def fmod(x: tl.tensor, y: tl.tensor) -> tl.tensor:
     """The remainder with the sign of ``x``."""
     if x.dtype.is_floating():
         return fmod_float(x, y)
@@ -192,14 +189,14 @@ def fmod(x: Any, y: Any) -> Any:
 
 
 @device
-def remainder(x: Any, y: Any) -> Any:
+def remainder(x: tl.tensor, y: tl.tensor) -> tl.tensor:
     """The remainder with the sign of ``y``."""
     rest = fmod(x, y)
     return tl.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
 
 
 @device
-def floor_divide(x: Any, y: Any) -> Any:
+def floor_divide(x: tl.tensor, y: tl.tensor) -> tl.tensor:
     """Rounded down; for floats as torch does it, from the exact remainder."""
     if x.dtype.is_floating():
         rest = fmod_float(x, y)
@@ -217,7 +214,7 @@ def floor_divide(x: Any, y: Any) -> Any:
 
 
 @device
-def pow(x: Any, y: Any) -> Any:
+def pow(x: tl.tensor, y: tl.tensor) -> tl.tensor:
     """Integers by repeated squaring, wrapping as torch does; negative exponents of integers give 1, -1 or 0."""
     if x.dtype.is_floating():
         return pow_float(x, y)
@@ -234,7 +231,7 @@ def pow(x: Any, y: Any) -> Any:
 
 
 @device
-def gelu(x: Any, approximate: Any) -> Any:
+def gelu(x: tl.tensor, approximate: tl.tensor) -> tl.tensor:
     if approximate == "tanh":
         return 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
     else:
@@ -245,12 +242,12 @@ def gelu(x: Any, approximate: Any) -> Any:
 
 
 @device
-def sum(x: Any, axis: Any) -> Any:
+def sum(x: tl.tensor, axis: tl.tensor) -> tl.tensor:
     return tl.sum(x, axis, keep_dims=len(x.shape) > 1)
 
 
 @device
-def moments_join(mean: Any, m2: Any, count: Any, x: Any, m: Any) -> Any:
+def moments_join(mean: tl.tensor, m2: tl.tensor, count: tl.tensor, x: tl.tensor, m: tl.tensor) -> tl.tensor:
     more = count + 1.0
     step = x - mean
     new = mean + step / more
@@ -258,7 +255,7 @@ def moments_join(mean: Any, m2: Any, count: Any, x: Any, m: Any) -> Any:
 
 
 @device
-def moments(mean: Any, m2: Any, count: Any, axis: Any) -> Any:
+def moments(mean: tl.tensor, m2: tl.tensor, count: tl.tensor, axis: tl.tensor) -> tl.tensor:
     total = sum(count, axis)
     middle = div(sum(mean * count, axis), total)
     off = tl.where(count > 0, mean - middle, mean - mean)
@@ -266,7 +263,7 @@ def moments(mean: Any, m2: Any, count: Any, axis: Any) -> Any:
 
 
 @device
-def softmax_join(top: Any, total: Any, x: Any, m: Any) -> Any:
+def softmax_join(top: tl.tensor, total: tl.tensor, x: tl.tensor, m: tl.tensor) -> tl.tensor:
     new = maximum(top, x)
     nothing = new == float("-inf")
     joined = tl.where(nothing, total, total * exp(top - new) + exp(x - new))
@@ -274,32 +271,32 @@ def softmax_join(top: Any, total: Any, x: Any, m: Any) -> Any:
 
 
 @device
-def softmax(top: Any, total: Any, axis: Any) -> Any:
+def softmax(top: tl.tensor, total: tl.tensor, axis: tl.tensor) -> tl.tensor:
     new = amax(top, axis)
     return new, sum(tl.where(top == float("-inf"), total - total, total * exp(top - new)), axis)
 
 
 @device
-def later_max(best: Any, at: Any, x: Any, place: Any, m: Any) -> Any:
+def later_max(best: tl.tensor, at: tl.tensor, x: tl.tensor, place: tl.tensor, m: tl.tensor) -> tl.tensor:
     better = m & ((x > best) | ((x != x) & (best == best)) | (at < 0))
     return tl.where(better, x, best), tl.where(better, place, at)
 
 
 @device
-def later_min(best: Any, at: Any, x: Any, place: Any, m: Any) -> Any:
+def later_min(best: tl.tensor, at: tl.tensor, x: tl.tensor, place: tl.tensor, m: tl.tensor) -> tl.tensor:
     better = m & ((x < best) | ((x != x) & (best == best)) | (at < 0))
     return tl.where(better, x, best), tl.where(better, place, at)
 
 
 @device
-def first_max(best: Any, at: Any, axis: Any) -> Any:
+def first_max(best: tl.tensor, at: tl.tensor, axis: tl.tensor) -> tl.tensor:
     top = amax(best, axis)
     hit = ((best == top) | (best != best)) & (at >= 0)
     return top, amin(tl.where(hit, at, 9223372036854775807), axis)
 
 
 @device
-def first_min(best: Any, at: Any, axis: Any) -> Any:
+def first_min(best: tl.tensor, at: tl.tensor, axis: tl.tensor) -> tl.tensor:
     top = amin(best, axis)
     hit = ((best == top) | (best != best)) & (at >= 0)
     return top, amin(tl.where(hit, at, 9223372036854775807), axis)

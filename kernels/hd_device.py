@@ -2,111 +2,109 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
 
 @triton.jit
-def exp(x: Any) -> Any:
+def exp(x: tl.tensor) -> tl.tensor:
     return libdevice.exp(x)
 
 
 @triton.jit
-def expm1(x: Any) -> Any:
+def expm1(x: tl.tensor) -> tl.tensor:
     return libdevice.expm1(x)
 
 
 @triton.jit
-def log1p(x: Any) -> Any:
+def log1p(x: tl.tensor) -> tl.tensor:
     return libdevice.log1p(x)
 
 
 @triton.jit
-def tan(x: Any) -> Any:
+def tan(x: tl.tensor) -> tl.tensor:
     return libdevice.tan(x)
 
 
 @triton.jit
-def tanh(x: Any) -> Any:
+def tanh(x: tl.tensor) -> tl.tensor:
     return libdevice.tanh(x)
 
 
 @triton.jit
-def atan(x: Any) -> Any:
+def atan(x: tl.tensor) -> tl.tensor:
     return libdevice.atan(x)
 
 
 @triton.jit
-def atan2(x: Any, y: Any) -> Any:
+def atan2(x: tl.tensor, y: tl.tensor) -> tl.tensor:
     return libdevice.atan2(x, y)
 
 
 @triton.jit
-def pow_float(x: Any, y: Any) -> Any:
+def pow_float(x: tl.tensor, y: tl.tensor) -> tl.tensor:
     return libdevice.pow(x, y)
 
 
 @triton.jit
-def fmod_float(x: Any, y: Any) -> Any:
+def fmod_float(x: tl.tensor, y: tl.tensor) -> tl.tensor:
     return libdevice.fmod(x, y)
 
 
 @triton.jit
-def trunc_float(x: Any) -> Any:
+def trunc_float(x: tl.tensor) -> tl.tensor:
     return libdevice.trunc(x)
 
 
 @triton.jit
-def rint(x: Any) -> Any:
+def rint(x: tl.tensor) -> tl.tensor:
     return libdevice.rint(x)
 
 
 @triton.jit
-def to_bf16(x: Any) -> Any:
+def to_bf16(x: tl.tensor) -> tl.tensor:
     return x.to(tl.bfloat16)
 
 
 @triton.jit
-def to_f16(x: Any) -> Any:
+def to_f16(x: tl.tensor) -> tl.tensor:
     return x.to(tl.float16)
 
 
 @triton.jit
-def scalar(x: Any, dtype: Any) -> Any:
+def scalar(x: tl.tensor, dtype: tl.tensor) -> tl.tensor:
     """A number given at launch."""
     return x.to(dtype)
 
 
 @triton.jit
-def _larger(x: Any, y: Any) -> Any:
+def _larger(x: tl.tensor, y: tl.tensor) -> tl.tensor:
     return tl.where((x > y) | (x != x), x, y)
 
 
 @triton.jit
-def _smaller(x: Any, y: Any) -> Any:
+def _smaller(x: tl.tensor, y: tl.tensor) -> tl.tensor:
     return tl.where((x < y) | (x != x), x, y)
 
 
 @triton.jit
-def _product(x: Any, y: Any) -> Any:
+def _product(x: tl.tensor, y: tl.tensor) -> tl.tensor:
     return x * y
 
 
 @triton.jit
-def amax(x: Any, axis: Any) -> Any:
+def amax(x: tl.tensor, axis: tl.tensor) -> tl.tensor:
     """The largest, NaN if there is one."""
     return tl.reduce(x, axis, _larger, keep_dims=len(x.shape) > 1)
 
 
 @triton.jit
-def amin(x: Any, axis: Any) -> Any:
+def amin(x: tl.tensor, axis: tl.tensor) -> tl.tensor:
     """The smallest, NaN if there is one."""
     return tl.reduce(x, axis, _smaller, keep_dims=len(x.shape) > 1)
 
 
 @triton.jit
-def prod(x: Any, axis: Any) -> Any:
+def prod(x: tl.tensor, axis: tl.tensor) -> tl.tensor:
     return tl.reduce(x, axis, _product, keep_dims=len(x.shape) > 1)

@@ -1,6 +1,7 @@
 """A test's tier is its folder, its GPUs are asked for by marker, and its random numbers come from one seed.
 
-``tests/tiny`` runs in seconds, ``tests/unit`` in one process, ``tests/dist`` on several ranks, ``tests/gpu`` on a GPU.
+``tests/tiny`` runs in seconds, ``tests/unit`` in one process, ``tests/kernels`` with Triton but no GPU, ``tests/dist`` on several ranks,
+``tests/gpu`` on a GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import Phase, settings
 
 TESTS = Path(__file__).parent
-TIERS = ("tiny", "unit", "dist", "gpu")
+TIERS = ("tiny", "unit", "kernels", "dist", "gpu")
 SEED = 0
 
 # The same examples at every run, no limit on one example's time, and no search for an explanation of a failure.

@@ -12,12 +12,9 @@ from typing import assert_never
 from hostir.errors import BuildError
 from hostir.graph.fusion import Fusion
 from hostir.graph.unify import result_types, unify
+from hostir.ir.kinds import COMMS, DEFAULTS, MODIFIERS, REDUCTIONS
 from hostir.ir.nodes import (
-    COMMS,
-    DEFAULTS,
     MAIN,
-    MODIFIERS,
-    REDUCTIONS,
     Alloc,
     Axis,
     Buffer,

@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hostir.ir.cohort import Cohort, Move, PerRank, Use
-from hostir.ir.nodes import COMMS, Alloc, Buffer, Call, Comm, Group
+from hostir.ir.kinds import COMMS
+from hostir.ir.nodes import Alloc, Buffer, Call, Comm, Group
 from hostir.ir.regions import runs
 from hostir.ir.teams import Teams
 
@@ -79,6 +80,14 @@ class Slot:
     team: tuple[int, ...]
     number: int
     parts: dict[int, Part] = field(default_factory=dict)
+    _everyone: After | None = None
+
+    @property
+    def everyone(self) -> After:
+        """All members' parts; one object for all of them."""
+        if self._everyone is None:
+            self._everyone = [[(r, part.index)] for r, part in self.parts.items()]
+        return self._everyone
 
 
 class Observer:
@@ -217,9 +226,11 @@ class Meeting:
             case "broadcast" | "scatter" | "permute":
                 givers: Iterable[int] = [slot.team[q.mine(part.move.source) or 0]]
             case "reduce" | "gather":
-                givers = slot.team if slot.team[q.mine(part.move.to) or 0] == q.rank else []
+                if slot.team[q.mine(part.move.to) or 0] == q.rank:
+                    return slot.everyone
+                givers = []
             case _:
-                givers = slot.team
+                return slot.everyone
         return [[(r, slot.parts[r].index)] for r in givers if r != q.rank]
 
     # ---- messages

@@ -18,7 +18,7 @@ from hostir.ir.lifetimes import Remote
 from hostir.ir.meet import After, Meeting, Observer, Part, Player
 from hostir.ir.nodes import Alloc, Buffer, Call, Comm, Event, Free, Program, Sync, View
 from hostir.ir.race import Order, Uses
-from hostir.ir.regions import Written
+from hostir.ir.regions import Layout, Written
 from hostir.ir.teams import Ints, Teams
 from hostir.ir.walk import Lane
 
@@ -60,26 +60,31 @@ def remote_writes(cohorts: Sequence[Cohort]) -> Remote:
     return found
 
 
-def find_remote_reads(cohorts: Sequence[Cohort], findings: Findings, texts: Texts) -> None:
-    """Reads of a peer's buffer that nobody writes in the whole run."""
-    written: dict[Place, Written] = {}
+def find_remote_reads(p: Program, cohorts: Sequence[Cohort], findings: Findings, texts: Texts) -> None:
+    """Reads of a peer's buffer that nobody writes in the whole run. Inputs are written."""
+    params = set(p.params)
+    layouts: dict[Place, set[Layout]] = {}
+    readers: dict[tuple[Place, Layout], list[tuple[Cohort, Move]]] = {}
     for c in cohorts:
         for m in c.moves:
             if isinstance(m.step.op, Alloc):
-                written.setdefault(_place(c, m.uses[0]), Written())
-    for c in cohorts:
-        for m in c.moves:
+                layouts.setdefault(_place(c, m.uses[0]), set())
             for u in _data(m):
-                if u.write and not isinstance(m.step.op, Free) and (held := written.get(_place(c, u))) is not None:
-                    held.add(u.layout)
-    for c in cohorts:
-        for m in c.moves:
-            for u in _data(m):
-                if not u.write and u.peer is not None and (held := written.get(_place(c, u))) is not None and not held.covers(u.layout):
-                    name, place = u.root.buffer.name, texts.place(m.step.op, m.at, f"reads %{u.root.buffer.name} of rank {u.peer}")
-                    what, cure = f"this reads elements of a peer's %{name} that nothing writes", f"write all of %{name} there first"
-                    found = Diagnostic("unwritten", what, (place,), cure=cure)
-                    findings.add(("peer", id(m.step.op), u.root.buffer), c.ranks, lambda found=found: found)  # type: ignore[misc]
+                if u.write and not isinstance(m.step.op, Free):
+                    layouts.setdefault(_place(c, u), set()).add(u.layout)
+                elif u.peer is not None and not u.write:
+                    readers.setdefault((_place(c, u), u.layout), []).append((c, m))
+    for (where, layout), found in readers.items():
+        rank, buffer, _ = where
+        written = Written()
+        for other in layouts.get(where, ()):
+            written.add(other)
+        if where in layouts and buffer not in params and not written.covers(layout):
+            for c, m in found:
+                what, cure = f"this reads elements of a peer's %{buffer.name} that nothing writes", f"write all of %{buffer.name} there first"
+                place = texts.place(m.step.op, m.at, f"reads %{buffer.name} of rank {rank}")
+                diagnostic = Diagnostic("unwritten", what, (place,), cure=cure)
+                findings.add(("peer", id(m.step.op), buffer), c.ranks, lambda d=diagnostic: d)  # type: ignore[misc]
 
 
 # --------------------------------------------------------------------------------------------------------------- one clock for all
@@ -112,6 +117,7 @@ class _Clock(Observer):
         self.count = [0] * len(self.lanes)
         self.known: list[Ints] = [np.zeros(len(self.lanes), np.int64) for _ in self.lanes]
         self.rows: list[Ints] = []
+        self._joined: dict[int, tuple[After, Ints]] = {}
         self.entered: list[tuple[int, Move]] = []
         self.at: list[tuple[int, int, int]] = []
 
@@ -150,15 +156,19 @@ class _Clock(Observer):
         return state.began[i]
 
     def _learn(self, row: Ints, after: After) -> Ints:
-        for group in after:
-            heard = []
-            for rank, i in group:
-                lane, clock, known = self._begin(rank, i)
-                known = known.copy()
-                known[lane] = max(int(known[lane]), clock)
-                heard.append(known)
-            row = np.maximum(row, np.minimum.reduce(heard))
-        return row
+        """``row`` and what is known after ``after``, which the members of a collective share."""
+        if not after:
+            return row
+        if id(after) not in self._joined:
+            heard = [np.minimum.reduce([self._done(rank, i) for rank, i in group]) for group in after]
+            self._joined[id(after)] = (after, np.maximum.reduce(heard))
+        return np.maximum(row, self._joined[id(after)][1])
+
+    def _done(self, rank: int, i: int) -> Ints:
+        lane, clock, known = self._begin(rank, i)
+        known = known.copy()
+        known[lane] = max(int(known[lane]), clock)
+        return known
 
     def _move(self, rank: int, state: _Rank, i: int, m: Move) -> None:
         op = m.step.op

@@ -15,11 +15,10 @@ from hostir.graph.fusion import Arg, Fusion, TensorView
 from hostir.graph.table import apply
 from hostir.ir.check import Checker
 from hostir.ir.cursor import Cursor
+from hostir.ir.kinds import COMMS, REDUCTIONS
 from hostir.ir.lex import Text, Token
 from hostir.ir.nodes import (
-    COMMS,
     MAIN,
-    REDUCTIONS,
     Alloc,
     Argument,
     Axis,

@@ -178,15 +178,12 @@ class Uses:
         """Conflicting pairs, in program order, of which the later does not know of the earlier."""
         lane, clock, version = order.lane[self.move], order.clock[self.move], order.version[self.move]
         for one in np.unique(lane):
-            for other in np.unique(lane):
-                if one == other:
-                    continue
-                for earlier, later in ((self.write, True), (~self.write, self.write)):
-                    a = np.flatnonzero((lane == one) & earlier)
-                    b = np.flatnonzero((lane == other) & later)
-                    if len(a) and len(b):
-                        first = np.searchsorted(clock[a], order.known[version[b], one], side="right")
-                        yield from self.expand(a, first, np.searchsorted(self.move[a], self.move[b]), b)
+            here = lane == one
+            for earlier, later in ((self.write, True), (~self.write, self.write)):
+                a, b = np.flatnonzero(here & earlier), np.flatnonzero(~here & later)
+                if len(a) and len(b):
+                    first = np.searchsorted(clock[a], order.known[version[b], one], side="right")
+                    yield from self.expand(a, first, np.searchsorted(self.move[a], self.move[b]), b)
 
     def conflicts(self) -> Iterator[tuple[Ints, Ints, Mask]]:
         """All conflicting pairs of different moves, in program order."""

@@ -13,8 +13,9 @@ import numpy as np
 
 from hostir.ir.cohort import Cohort, Move, PerRank
 from hostir.ir.diagnostics import Diagnostic, Findings, Place, Texts, show_ranks
+from hostir.ir.kinds import COMMS
 from hostir.ir.meet import Meeting, Observer, Part, Player, Slot
-from hostir.ir.nodes import COMMS, Call, Comm, Program
+from hostir.ir.nodes import Call, Comm, Program
 from hostir.ir.race import lane_text
 from hostir.ir.teams import Ints, Teams
 

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import Final, assert_never
 
 from hostir.graph.show import show_fusion
+from hostir.ir.kinds import COMMS, MODIFIERS
 from hostir.ir.lex import VERSION
 from hostir.ir.nodes import (
-    COMMS,
     MAIN,
-    MODIFIERS,
     Alloc,
     Buffer,
     Call,

@@ -15,8 +15,9 @@ from hostir.graph.unify import result_types, unify
 from hostir.ir.check import check_program
 from hostir.ir.cohort import Cohort, Move, cohorts, one_sided
 from hostir.ir.diagnostics import Diagnostic, Findings, Texts, of_error
+from hostir.ir.kinds import COMMS
 from hostir.ir.lifetimes import find_unwritten, peak_bytes
-from hostir.ir.nodes import COMMS, Alloc, Buffer, Call, Comm, Program, every
+from hostir.ir.nodes import Alloc, Buffer, Call, Comm, Program, every
 from hostir.ir.onesided import find_remote_races, find_remote_reads, remote_writes
 from hostir.ir.race import Order, find_races, order_of
 from hostir.ir.ranks import find_disagreements
@@ -116,7 +117,7 @@ def _check_contents(p: Program, found: Sequence[Cohort], orders: Sequence[Order 
         before = len(findings)
         find_disagreements(p, found, teams, findings, texts)
         if remote is not None and len(findings) == before:
-            find_remote_reads(found, findings, texts)
+            find_remote_reads(p, found, findings, texts)
             find_remote_races(p, found, teams, findings, texts)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
@@ -87,6 +87,7 @@ class CommunicationRow(Row):
     kind: str
     team: tuple[int, ...]
     transport: str
+    statement: str
 
     @property
     def ms(self) -> float:
@@ -186,8 +187,10 @@ class Profile:
         if full:
             self._read_marks()
 
-    def call(self, labels: Labels, name: str, args: Sequence[Any], function: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
-        """``function()``, one run of an executor on its own, as a segment."""
+    def call(
+        self, labels: Labels, name: str, args: Sequence[Any], function: Callable[[], list[torch.Tensor]], about: Mapping[str, Any]
+    ) -> list[torch.Tensor]:
+        """``function()``, one run of an executor on its own with tensors among ``args``, as a segment; the trace shows ``about``."""
         tensors = list({id(a): a for a in args if isinstance(a, torch.Tensor)}.values())
         device = next((t.device for t in tensors), torch.device("cpu"))
         world = current_world()
@@ -197,7 +200,7 @@ class Profile:
             results = function()
             run.end(0)
             sizes = sum(map(tensor_bytes, tensors)), sum(map(tensor_bytes, results))
-            run.nodes = [Node(name, "segment", key=id(labels), input_bytes=sizes[0], output_bytes=sizes[1], labels=labels)]
+            run.nodes = [Node(name, "segment", key=id(labels), input_bytes=sizes[0], output_bytes=sizes[1], labels=labels, args=about)]
         return results
 
     def _read_marks(self) -> None:
@@ -284,8 +287,10 @@ class Profile:
             parts.append(_columns(head, cells, [r.rank for r in rows] if ranks else None))
         for title, moved in (("communication", self.communications), ("copy", self.copies)):
             if moved:
-                head = (title, "team", "transport", "device", "calls", "ms", "bytes", "GB/s")
-                lines: list[tuple[object, ...]] = [(c.name, _team(c.team), c.transport, c.device, c.calls, c.ms, c.bytes, c.gbs) for c in moved]
+                head = (title, "team", "transport", "device", "calls", "ms", "bytes", "GB/s", "statement")
+                lines: list[tuple[object, ...]] = [
+                    (c.name, _team(c.team), c.transport, c.device, c.calls, c.ms, c.bytes, c.gbs, c.statement) for c in moved
+                ]
                 parts.append(_columns(head, lines, [c.rank for c in moved] if ranks else None))
         o = self.overlap
         if self.communications:
@@ -333,7 +338,7 @@ _Found = tuple[TraceEvent, Node, str]
 
 def _grouped(events: Sequence[_Found]) -> list[list[_Found]]:
     groups: dict[Hashable, list[_Found]] = {}
-    for found in events:
+    for found in sorted(events, key=lambda found: (found[0].rank, found[0].start_ns)):
         e, node, device = found
         if node.kind != "host":
             executor = "" if node.labels is None else node.labels.name
@@ -360,7 +365,9 @@ def _row(found: Sequence[_Found]) -> Row:
         "output_bytes": sum(n.output_bytes for _, n, _ in found),
         "events": tuple(e for e, _, _ in found),
     }
-    return Row(**facts) if labels is not None else CommunicationRow(**facts, kind=node.comm, team=node.team, transport=node.transport)
+    if labels is not None:
+        return Row(**facts)
+    return CommunicationRow(**facts, kind=node.comm, team=node.team, transport=node.transport, statement=str(node.args.get("statement", "")))
 
 
 def _team(team: tuple[int, ...]) -> str:

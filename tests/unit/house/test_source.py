@@ -16,7 +16,7 @@ MAX_LINES: Final = 500
 # Lowest first. A module may import its own layer and those before it. `trace_symbols` is of the layer `trace`, and so on; "hostir" is
 # the package itself, with the public names.
 LAYERS: Final = (
-    ("errors",), ("types",), ("mesh",), ("graph",), ("ir",), ("sim",), ("passes",),
+    ("errors",), ("expr",), ("dims",), ("types",), ("mesh",), ("graph",), ("ir",), ("sim",), ("passes",),
     ("torch",), ("trace",), ("buffers", "build"), ("kernels",), ("runtime",), ("dispatch",), ("overlap",), ("frontends",),
     ("hostir",), ("launch",), ("doctor",), ("demo",), ("cli",), ("__main__",),
 )  # fmt: skip

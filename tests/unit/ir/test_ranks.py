@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from hostir.ir import ranks
 from hostir.ir.diagnostics import Diagnostic
 from hostir.ir.verify import verify
-from tests.unit.ir.right_programs import EXCHANGE, MESSAGES, RING, SHARES, changed, program
+from tests.unit.ir.right_programs import EXCHANGE, MESSAGES, RIGHT, RING, SHARES, changed, program
 
 NEXT, PREVIOUS = "(rank(tp) + 1) % size(tp)", "(rank(tp) - 1) % size(tp)"
 
@@ -25,6 +26,13 @@ def only(text: str, mesh: int | None, kind: str) -> Diagnostic:
     assert d.cure
     assert len(str(d).splitlines()) < 15
     return d
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_ranks_of_right_programs_agree_also_when_they_are_run_against_each_other(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, mesh, dims = RIGHT[name]
+    monkeypatch.setattr(ranks, "agree_at_once", lambda *_: False)
+    assert verify(program(text), mesh, dims=dims).ok
 
 
 # ------------------------------------------------------------------------------------------------------------------ agreement
@@ -119,21 +127,21 @@ def test_an_order_of_two_teams_that_all_ranks_follow_is_fine() -> None:
 # ------------------------------------------------------------------------------------------------------------------- deadlock
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("streams", [("", ""), (" on s", " on s"), (" on s", " on t")])
-def test_all_send_first_is_a_deadlock_whatever_the_streams(ranks: int, streams: tuple[str, str]) -> None:
+def test_all_send_first_is_a_deadlock_whatever_the_streams(size: int, streams: tuple[str, str]) -> None:
     text = body(f"send(%x to {NEXT}){streams[0]}\n%a <- recv(from {PREVIOUS}){streams[1]}")
-    d = only(text, ranks, "deadlock")
-    circle = " -> ".join(map(str, [*range(ranks), 0]))
+    d = only(text, size, "deadlock")
+    circle = " -> ".join(map(str, [*range(size), 0]))
     assert circle in d.message
-    assert d.ranks == tuple(range(ranks))
+    assert d.ranks == tuple(range(size))
     assert d.statements[0].startswith("send(%x")
     assert "group" in (d.cure or "")
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_the_same_in_a_group_ends(ranks: int) -> None:
-    assert found(EXCHANGE, ranks) == ()
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_the_same_in_a_group_ends(size: int) -> None:
+    assert found(EXCHANGE, size) == ()
 
 
 def test_a_group_of_three_hundred_messages_ends_and_a_lopsided_one_does_not() -> None:
@@ -156,12 +164,12 @@ def test_one_side_that_receives_first_breaks_the_circle() -> None:
     assert found(text, 3) == ()
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_a_message_to_oneself_is_a_copy(ranks: int) -> None:
-    assert found(body("send(%x to rank(tp))\n%a <- recv(from rank(tp))"), ranks) == ()
-    assert found(body(f"%a <- permute(%x to {NEXT} from {PREVIOUS})"), ranks) == ()
-    assert only(body("send(%x to rank(tp))"), ranks, "mismatch").ranks[0] == 0
-    assert only(body("%a <- recv(from rank(tp))\nsend(%x to rank(tp))"), ranks, "deadlock")
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_message_to_oneself_is_a_copy(size: int) -> None:
+    assert found(body("send(%x to rank(tp))\n%a <- recv(from rank(tp))"), size) == ()
+    assert found(body(f"%a <- permute(%x to {NEXT} from {PREVIOUS})"), size) == ()
+    assert only(body("send(%x to rank(tp))"), size, "mismatch").ranks[0] == 0
+    assert only(body("%a <- recv(from rank(tp))\nsend(%x to rank(tp))"), size, "deadlock")
 
 
 TWO_TEAMS = """
@@ -223,5 +231,5 @@ def test_ranks_alike_are_folded_into_one_finding() -> None:
 
 
 def test_a_pipeline_of_any_length_is_fine() -> None:
-    for ranks in (1, 2, 5):
-        assert found(MESSAGES, ranks) == ()
+    for size in (1, 2, 5):
+        assert found(MESSAGES, size) == ()
