@@ -75,7 +75,7 @@ def _scalar(p: Program, x: Var, a: Any) -> int | float | bool:
     fits = isinstance(a, bool) if x.kind == "bool" else (isinstance(a, (int, float) if x.kind == "float" else int) and not isinstance(a, bool))
     if not fits:
         raise InputError(f"%{x.name} is a host {x.kind}", program=p.name, expected=x.kind, got=_describe(a))
-    return float(a) if x.kind == "float" else a  # type: ignore[no-any-return]
+    return float(a) if x.kind == "float" else a
 
 
 def _tensor(p: Program, x: Buffer, a: Any, position: int, dims: dict[str, int], seen: Mapping[Buffer, torch.Tensor]) -> torch.Tensor:

@@ -67,8 +67,8 @@ class FastCall:
         if world is not self._world or threading.get_ident() != self._thread or len(args) != len(self._tensors) + len(self._numbers):
             return False
         for i, ref, address, shape, stride in self._tensors:
-            t = args[i]
-            if ref() is not t or t.data_ptr() != address or t.shape != shape or t.stride() != stride or t.requires_grad:
+            t, held = args[i], ref()
+            if held is None or held is not t or held.data_ptr() != address or held.shape != shape or held.stride() != stride or held.requires_grad:
                 return False
         for i, kind, value in self._numbers:
             if type(args[i]) is not kind or args[i] != value:
@@ -76,7 +76,8 @@ class FastCall:
         if self._out is None:
             return out is None
         ref, address, shape, stride = self._out
-        return ref() is out and out.data_ptr() == address and out.shape == shape and out.stride() == stride
+        kept = ref()
+        return kept is not None and kept is out and kept.data_ptr() == address and kept.shape == shape and kept.stride() == stride
 
     def run(self, out: Any, epoch: int) -> torch.Tensor:
         """The result: ``out``, the program's static output, or a fresh tensor."""

@@ -188,7 +188,7 @@ class Buffer:
         self._refuse("arithmetic")
 
     __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __add__
-    __iadd__ = __isub__ = __imul__ = __itruediv__ = __imatmul__ = __pow__ = __mod__ = __floordiv__ = __add__  # type: ignore[assignment]
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __imatmul__ = __pow__ = __mod__ = __floordiv__ = __add__
 
     __lt__ = __le__ = __gt__ = __ge__ = __and__ = __or__ = __add__
 

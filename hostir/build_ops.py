@@ -48,7 +48,9 @@ def _type_key(s: Any) -> object:
 class Operations:
     """What ``Program`` inherits: one operation of the table as a unit, with ``out=`` and ``on=`` as ``call`` has them."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        raise NotImplementedError
 
     def __init__(self) -> None:
         self._units: dict[object, Unit] = {}

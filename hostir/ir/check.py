@@ -296,7 +296,7 @@ class Checker:
             if not isinstance(s.team[0], int):
                 for name in s.team:
                     axis_size(self.axes, str(name))
-            elif self.axes and isinstance(everyone := team_size(self.axes, None), int) and max(s.team) >= everyone:  # type: ignore[operator]
+            elif self.axes and isinstance(everyone := team_size(self.axes, None), int) and max(s.team) >= everyone:
                 raise BuildError(f"rank {max(s.team)} is not in the mesh", expected=f"ranks in 0 .. {everyone - 1}", got=list(s.team))
         size = team_size(self.axes, s.team)
         for name, peer in (("to", s.to), ("from", s.source)):
@@ -317,7 +317,7 @@ class Checker:
         if grows == "times":
             want[s.dim] = _times(want[s.dim], size)
         elif grows == "over":
-            if isinstance(want[s.dim], int) and isinstance(size, int) and want[s.dim] % size:  # type: ignore[operator]
+            if isinstance(want[s.dim], int) and isinstance(size, int) and want[s.dim] % size:
                 raise BuildError(
                     f"{s.kind} divides dimension {s.dim} evenly", expected=f"a multiple of {size}", got=want[s.dim],
                     cure="pad the dimension, or send the parts with alltoallv",
@@ -328,7 +328,7 @@ class Checker:
                     raise BuildError(f"%{s.outs[0].name} has one element, {s.kind} gives more", expected=source, got=out)
                 want = []
         elif grows == "split":
-            if isinstance(want[s.split], int) and isinstance(size, int) and want[s.split] % size:  # type: ignore[operator]
+            if isinstance(want[s.split], int) and isinstance(size, int) and want[s.split] % size:
                 raise BuildError(f"alltoall divides dimension {s.split} evenly", expected=f"a multiple of {size}", got=want[s.split])
             want[s.split] = _divided(want[s.split], size)
             want[s.cat] = _times(want[s.cat], size)

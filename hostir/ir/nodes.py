@@ -452,7 +452,7 @@ def rewrite(body: tuple[Stmt, ...], change: Callable[[Stmt], list[Stmt]]) -> tup
             case If():
                 s = replace(s, then=rewrite(s.then, change), orelse=rewrite(s.orelse, change))
             case Group():
-                s = replace(s, body=rewrite(s.body, change))
+                s = replace(s, body=rewrite(s.body, change))  # type: ignore[arg-type]
             case Alloc() | Free() | View() | Call() | Comm() | Sync():
                 pass
             case _:

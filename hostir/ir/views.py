@@ -74,7 +74,7 @@ def _in_range(index: Operand, size: Dim, position: int, past: int) -> None:
         )  # fmt: skip
 
 
-def wrap_index(index: Operand, size: Dim) -> Operand:
+def wrap_index(index: Operand, size: Operand) -> Operand:
     """A literal negative index counts from the end; an expression is taken as it is, and so is a literal that is outside."""
     if not isinstance(index, int) or index >= 0 or (isinstance(size, int) and size + index < 0):
         return index

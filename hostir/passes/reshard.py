@@ -58,7 +58,7 @@ def local_type(tv: TensorView) -> TensorType:
         for name, p in zip(tv.sharding.mesh.names, tv.sharding.placements, strict=True):
             if isinstance(p, Shard):
                 size = tv.sharding.mesh.axis_size(name)
-                if isinstance(size, int) and isinstance(dims[p.dim], int) and dims[p.dim] % size:  # type: ignore[operator]
+                if isinstance(size, int) and isinstance(dims[p.dim], int) and dims[p.dim] % size:
                     raise BuildError(f"%{tv.name} does not divide over mesh axis {name}", expected=f"a multiple of {size}", got=dims[p.dim])
                 part = simplify(binary("//", dims[p.dim], size))
                 assert not isinstance(part, float)

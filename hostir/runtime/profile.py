@@ -192,7 +192,7 @@ class Profile:
     ) -> list[torch.Tensor]:
         """``function()``, one run of an executor on its own with tensors among ``args``, as a segment; the trace shows ``about``."""
         tensors = list({id(a): a for a in args if isinstance(a, torch.Tensor)}.values())
-        device = next((t.device for t in tensors), torch.device("cpu"))
+        device = next((t.device for t in tensors if t.device.type != "cpu"), torch.device("cpu"))
         world = current_world()
         with self.recording(device, 0 if world is None else world.rank) as run:
             run.nodes = [Node(name, "segment")]

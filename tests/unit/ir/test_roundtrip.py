@@ -147,7 +147,7 @@ def state(p: Any, what: Any, big: Any, small: Any, counts: Any, stream: Any, i: 
 def test_communications_streams_events_and_groups_survive_text(parts: Any, scheduled: bool) -> None:
     with hir.Program("moves", mesh=hir.Mesh((2, 2), AXES), scheduled=scheduled) as p:
         m = hir.sym("m")
-        big = p.input("big", (8, 8), torch.float32)
+        big = p.input("big", (12, 12), torch.float32)  # every team divides it
         small = p.input("small", (m, 2), torch.bfloat16, inout=True)
         counts = p.input("counts", (m,), torch.int64)
         flag = p.empty((), torch.int32, memory="symmetric", name="flag")
