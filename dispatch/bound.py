@@ -29,11 +29,13 @@ class Code:
 class Bound:
     """The function for one set of tensors. It keeps views of the caller's tensors, and is dropped when the caller drops one."""
 
-    __slots__ = ("__weakref__", "_checks", "function")
+    __slots__ = ("__weakref__", "_checks", "function", "graphs", "seen")
 
     def __init__(self, tensors: Sequence[torch.Tensor], function: Callable[..., None], gone: Callable[[], None]) -> None:
         self._checks = [(weakref.ref(t, lambda _: gone()), t.data_ptr(), t.shape, t.stride()) for t in tensors]
         self.function = function
+        self.graphs: dict[tuple[object, ...], torch.cuda.CUDAGraph] = {}
+        self.seen: set[tuple[object, ...]] = set()
 
     def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether these are the tensors of this set, at the same addresses and in the same layout."""

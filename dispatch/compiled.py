@@ -41,6 +41,8 @@ MAX_SETS: Final = 4
 class CompiledProgram:
     """One rank's program for known sizes on one device."""
 
+    copies_outputs = False  # whether a caller who wants fresh outputs gets copies
+
     def __init__(self, p: Program, scope: Scope, binding: Binding, segments: Segments, comms: Comms | None, *, static_outputs: bool = False) -> None:
         self.program = p
         self.device = binding.device

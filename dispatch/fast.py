@@ -90,4 +90,4 @@ class FastCall:
             result = torch.empty(self._sizes, dtype=self._dtype, device=self._device)
             fresh = (result,)
         self._plan.execute(self._bound, fresh, self._values, epoch)
-        return result
+        return result.clone() if out is None and self._plan.copies_outputs else result

@@ -14,6 +14,7 @@ from hostir.dispatch.binding import Binding, bind, check_type, shares_memory
 from hostir.dispatch.compiled import MAX_SETS, CompiledProgram
 from hostir.dispatch.dispatch import ExecutorDispatch
 from hostir.dispatch.fast import FastCall
+from hostir.dispatch.graphs import GraphedProgram, refuse, why_not
 from hostir.dispatch.interpreter import Interpreter
 from hostir.dispatch.profiled import run_checked, run_compiled
 from hostir.dispatch.protocol import Executor, Ids, No, all_or_none
@@ -175,7 +176,11 @@ class HostIrExecutor(Executor):
         if (found := self._plans.get(key)) is not None:
             self._plans.move_to_end(key)
             return found
-        made = CompiledProgram(p, scope, binding, self._segments_on(binding.device, p), comms, static_outputs=self._outputs == "static")
+        reason = why_not(p, binding.device, None if comms is None or comms.size == 1 else comms.name) if self.mode in ("graph", "auto") else ""
+        if reason is not None and self.mode == "graph":
+            raise refuse(p, reason)
+        kind = GraphedProgram if reason is None else CompiledProgram
+        made = kind(p, scope, binding, self._segments_on(binding.device, p), comms, static_outputs=self._outputs == "static")
         self._plans[key] = made
         while len(self._plans) > MAX_PLANS:
             self._plans.popitem(last=False)

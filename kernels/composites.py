@@ -299,6 +299,8 @@ COMPOSITES: Final[Mapping[str, Composite]] = MappingProxyType(
 REFUSALS: Final[Mapping[str, Callable[..., str | None]]] = MappingProxyType(
     {
         "slice_scatter": lambda step, **_: None if step == 1 else f"slice_scatter with a step of {step} is not written yet",
+        "silu": lambda x: None if x.type.dtype.is_float else f"torch has no silu of {x.type.dtype}",
+        "gelu": lambda x, **_: None if x.type.dtype.is_float else f"torch has no gelu of {x.type.dtype}",
         "rms_norm": lambda x, w, **_: None if w is None or w.type is None or w.type.dtype is x.type.dtype else "rms_norm with a weight of another dtype",
     }
 )

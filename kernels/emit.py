@@ -267,15 +267,15 @@ class Writer:
                 elif stride:
                     terms.append(f"{index} * {self.int(stride, 'stride', key, run, by_16=True)}")
         if with_offset and layout.offset:
-            terms.append(self.int(layout.offset, "offset", layout))
+            terms.append(self.int(layout.offset, "offset", layout, by_16=True))
         # One variable for the sum along each group keeps what does not change out of loops.
         return self.name_of(" + ".join(terms)) if terms else "0"
 
-    def address(self, buffer: int, dtype: DType, layout: Layout) -> str:
-        """A pointer expression."""
+    def address(self, buffer: int, dtype: DType, layout: Layout, guarded: bool = False) -> str:
+        """A pointer expression. Under a guard the layout may begin outside the buffer: then its offset is added lane by lane."""
         if layout.inner is None:
-            offset = self.number(layout, with_offset=False)
-            base = layout.offset
+            offset = self.number(layout, with_offset=guarded)
+            base = 0 if guarded else layout.offset
         else:
             offset, base = self._unravelled(self.number(layout, with_offset=True), layout.inner)
         pointer = self.argument(("pointer", buffer, base), "p", Pointer(buffer, base, dtype))
@@ -363,7 +363,7 @@ class Writer:
         return self.name_of(f"({number} != 0)" if held is BOOL else f"hd.scalar({number}, {tl(held)})")
 
     def _load(self, v: Load) -> str:
-        address = self.address(v.buffer, v.dtype, v.layout)
+        address = self.address(v.buffer, v.dtype, v.layout, v.guard is not None)
         guard = "" if v.guard is None else self.value(v.guard)
         if guard and not any(self.along(v.layout, letter) for letter in "rc"):
             address += f" + tl.where({guard}, 0, 0)"

@@ -143,7 +143,10 @@ def isfinite(x: tl.tensor) -> tl.tensor:
 
 @device
 def bitwise_not(x: tl.tensor) -> tl.tensor:
-    return ~x
+    if x.dtype == tl.uint8:
+        return x ^ 255
+    else:
+        return ~x
 
 
 @device
