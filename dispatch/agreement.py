@@ -26,7 +26,7 @@ class Agreement:
         if self._known:
             comms.fail(error)
         else:
-            comms.exchange("hostir.program", _REFUSED + str(error), mesh.layout)
+            comms.exchange("hostir.program", _REFUSED + _in_one_line(error), mesh.layout)
 
     def reach(self, comms: Comms, mesh: Mesh, binding: Binding) -> None:
         """RankMismatchError where any rank would run something else."""
@@ -45,6 +45,11 @@ class Agreement:
                     cure="build the same text on every rank: p.rank() instead of world.rank, equal sizes and scalars",
                 )  # fmt: skip
         self._known.add(facts)
+
+
+def _in_one_line(e: InputError) -> str:
+    facts = ", ".join(f"{name} {value}" for name, value in (("expected", e.expected), ("got", e.got)) if value is not None)
+    return f"{e.message} ({facts})" if facts else e.message
 
 
 def _first_difference(a: str, b: str) -> tuple[str, str]:

@@ -120,7 +120,7 @@ class CompiledProgram:
         self.bound = weakref.ref(bound)
         self._given_ids = () if given is None else tuple(map(id, given))
         self.execute(bound, roots if given is None else (), [*(binding.scalars[v] for v in self._scalars), *marks], epoch)
-        where = {root: t for root, t in zip(self._out_roots, roots, strict=True)}
+        where = dict(zip(self._out_roots, roots, strict=True))
         by_root = {root: binding.tensors[b] for root, b in self.flat.inputs.items()} | where
         results = [self._view(by_root[r.root], r) for r in self.flat.results]
         if outputs is None:
@@ -389,7 +389,7 @@ class _Writer:
             self.names.values[name] = Late(make)
             self._emit([f"{name}()"], action)
             return
-        run = self.names.constant(ex.run)
+        run = self.names.constant(ex.execute)
         self._emit([f"{run}(({''.join(a + ', ' for a in args)}), ({''.join(o + ', ' for o in outs)}))"], action)
 
     def _copy(self, action: Action) -> None:

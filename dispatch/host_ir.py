@@ -283,7 +283,7 @@ class HostIrExecutor(Executor):
         return {r.unit.name: r.executor.name for s in self._segments.values() for r in s.rows()}
 
 
-def compile(  # noqa: A001
+def compile(
     program: Program | Fusion,
     mesh: Mesh | None = None,
     *,

@@ -144,7 +144,11 @@ class KernelExecutor(Executor):
             results[j] = torch.empty(sizes, dtype=to_torch(self.graph.results[j].value.known.dtype), device=prepared.device)
         for j, i, layout in plan.views:
             a = args[i]
-            results[j] = a if layout.sizes == tuple(a.shape) and not layout.offset and self.graph.results[j].value is self.graph.params[i] else a.as_strided(layout.sizes, layout.strides, a.storage_offset() + layout.offset)
+            results[j] = (
+                a
+                if layout.sizes == tuple(a.shape) and not layout.offset and self.graph.results[j].value is self.graph.params[i]
+                else a.as_strided(layout.sizes, layout.strides, a.storage_offset() + layout.offset)
+            )
         copies = []
         for j, t in results.items():
             buffers[len(args) + j] = t

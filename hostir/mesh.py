@@ -36,7 +36,7 @@ class Mesh:
         world: Any = None,
     ) -> None:
         if names is None and isinstance(shape, str):
-            shape, names = None, (shape,)
+            names, shape = (shape,), None
         elif names is None and isinstance(shape, Sequence) and shape and all(isinstance(s, str) for s in shape):
             shape, names = None, tuple(shape)  # type: ignore[arg-type]
         if isinstance(shape, int):

@@ -123,7 +123,7 @@ class Store:
     whole: bool
 
 
-class Unfit(Exception):  # noqa: N818
+class Unfit(Exception):
     """``reduce`` cannot be computed inside the kernel that was tried."""
 
     def __init__(self, reduce: Reduce) -> None:
@@ -296,4 +296,3 @@ def kept_axes(q: Reduce, placed: Layout) -> tuple[int | None, ...] | None:
         del left[d]
         out.append(d)
     return None if left else tuple(out)
-

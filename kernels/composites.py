@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 from hostir.kernels.layout import Arrange, Cut, Reshape, Step
 from hostir.kernels.lower import Lowering, Sizes
-from hostir.kernels.nodes import BOOL, F32, I32, I64, Node, Number, Pick, Position, register
+from hostir.kernels.nodes import BOOL, I64, Node, Number, Pick, Position, register
 from hostir.types import DType, TensorType
 
 Composite: TypeAlias = Callable[..., Node]
@@ -301,7 +301,9 @@ REFUSALS: Final[Mapping[str, Callable[..., str | None]]] = MappingProxyType(
         "slice_scatter": lambda step, **_: None if step == 1 else f"slice_scatter with a step of {step} is not written yet",
         "silu": lambda x: None if x.type.dtype.is_float else f"torch has no silu of {x.type.dtype}",
         "gelu": lambda x, **_: None if x.type.dtype.is_float else f"torch has no gelu of {x.type.dtype}",
-        "rms_norm": lambda x, w, **_: None if w is None or w.type is None or w.type.dtype is x.type.dtype else "rms_norm with a weight of another dtype",
+        "rms_norm": lambda x, w, **_: (
+            None if w is None or w.type is None or w.type.dtype is x.type.dtype else "rms_norm with a weight of another dtype"
+        ),
     }
 )
 """What of a row is not generated: a function of its bound values that gives the reason, or None."""

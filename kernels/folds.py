@@ -21,7 +21,8 @@ class Fold:
     """One kind. In the texts ``T`` is the element's type (``LOWEST`` and ``HIGHEST`` its bounds), ``x`` (and ``place``) the operands, ``m`` the mask
     of lanes that exist, ``s0, s1, …`` the state, ``SHAPE`` the tile and ``axis`` the axis that goes.
 
-    ``types``: the state's types, of elements (T) and positions (I, i64). ``start``: the state of nothing. ``single``: the state of one element (lanes outside the mask: of nothing).
+    ``types``: the state's types, of elements (T) and positions (I, i64). ``start``: the state of nothing. ``single``: the state of one
+    element (lanes outside the mask: of nothing).
     ``join``: the state after one more element. ``collapse``: one state from all lanes. ``parts``: which of the state the values are.
     ``one``: the values over exactly one element. ``ordered``: elements must be visited in their order. ``empty``: has a value over nothing.
     """

@@ -5,6 +5,7 @@ to f32's last bits. Under Triton's interpreter they are plain Python functions o
 mathematical library.
 """
 
+# ruff: noqa: RET505 (Triton takes a branch whose condition is known as a whole: both sides must return)
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -303,3 +304,57 @@ def first_min(best: tl.tensor, at: tl.tensor, axis: tl.tensor) -> tl.tensor:
     top = amin(best, axis)
     hit = ((best == top) | (best != best)) & (at >= 0)
     return top, amin(tl.where(hit, at, 9223372036854775807), axis)
+
+
+__all__ = [
+    "INTERPRETED",
+    "abs",
+    "amax",
+    "amin",
+    "atan",
+    "atan2",
+    "bitwise_not",
+    "ceil",
+    "clamp",
+    "device",
+    "div",
+    "exp",
+    "expm1",
+    "first_max",
+    "first_min",
+    "floor",
+    "floor_divide",
+    "fmod",
+    "fmod_float",
+    "gelu",
+    "isfinite",
+    "later_max",
+    "later_min",
+    "log",
+    "log1p",
+    "maximum",
+    "minimum",
+    "moments",
+    "moments_join",
+    "pow",
+    "pow_float",
+    "prod",
+    "relu",
+    "remainder",
+    "rint",
+    "round",
+    "rsqrt",
+    "scalar",
+    "sigmoid",
+    "sign",
+    "softmax",
+    "softmax_join",
+    "sqrt",
+    "sum",
+    "tan",
+    "tanh",
+    "to_bf16",
+    "to_f16",
+    "trunc",
+    "trunc_float",
+]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import triton
 import triton.language as tl
 
 
@@ -67,3 +68,18 @@ def _fold(f: Callable[..., Any]) -> Callable[..., Any]:
 amax = _fold(np.max)
 amin = _fold(np.min)
 prod = _fold(np.prod)
+
+
+def repair(builder: Any) -> None:
+    """Spread a scalar as what it holds: the interpreter takes the dtype of what was compared for that of the answer."""
+
+    def create_splat(kind: Any, x: Any) -> Any:
+        return type(x)(np.full(kind.shape, x.data.reshape(-1)[0]), x.dtype.scalar)
+
+    builder.create_splat = create_splat
+
+
+if triton.knobs.runtime.interpret:
+    from triton.runtime.interpreter import interpreter_builder
+
+    repair(interpreter_builder)

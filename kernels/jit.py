@@ -17,10 +17,9 @@ import triton
 import triton.language as tl
 
 from hostir.kernels import hd
-from hostir.kernels.emit import Int, Pointer, Source
+from hostir.kernels.source import Int, Pointer, Source
 
 INTERPRETED: Final[bool] = hd.INTERPRETED
-_POINTER: Final = {"bool": "i1", "f64": "fp64", "f32": "fp32", "f16": "fp16", "bf16": "bf16"}
 
 
 class Functions:
@@ -54,16 +53,7 @@ FUNCTIONS: Final = Functions()
 
 def signature(source: Source) -> dict[str, str]:
     """Each argument's type as Triton writes it."""
-    found = {}
-    for name, a in zip(argument_names(source), source.arguments, strict=True):
-        match a:
-            case Pointer():
-                found[name] = "*" + _POINTER.get(a.dtype.name, a.dtype.name)
-            case Int():
-                found[name] = "i64" if source.wide else "i32"
-            case _:
-                found[name] = a.kind
-    return found
+    return dict(zip(argument_names(source), source.types(), strict=True))
 
 
 def argument_names(source: Source) -> list[str]:

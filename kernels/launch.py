@@ -13,8 +13,8 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-from hostir.kernels.emit import Int, Pointer, Source
 from hostir.kernels.jit import FUNCTIONS, INTERPRETED, compile_for
+from hostir.kernels.source import Int, Pointer, Source
 
 Launch: TypeAlias = Callable[..., None]
 """Called with the kernel's arguments: an address for each pointer, numbers for the rest."""
@@ -56,7 +56,9 @@ class Loaded:
         if annotations is not None and signature is not None:  # since 3.7: one entry point for all signatures
 
             def launch_shared(stream: int, *arguments: Any) -> None:
-                entry(programs, 1, 1, stream, function, cooperative, dependent, packed, None, None, None, None, None, annotations, signature, arguments)
+                entry(
+                    programs, 1, 1, stream, function, cooperative, dependent, packed, None, None, None, None, None, annotations, signature, arguments
+                )
 
             return launch_shared
         if annotations is not None or signature is not None:

@@ -56,10 +56,15 @@ class Lowering:
                     x = self.view(x, step)
                 self.of[op.outs[0]] = x
             elif op.name in COMPOSITES:
-                self.of[op.outs[0]] = COMPOSITES[op.name](self, result, **values)
+                self.of[op.outs[0]] = self._labelled(COMPOSITES[op.name](self, result, **values), result.dtype)
             else:
                 self.of[op.outs[0]] = self._pointwise(TABLE[op.name], op, values, result)
         return [Root(j, self.of[r.value], r.value.known.dtype) for j, r in enumerate(self.fusion.results)]
+
+    @staticmethod
+    def _labelled(x: Node, dtype: DType) -> Node:
+        """``x``, which is held as ``dtype`` is, known as ``dtype``: nothing is rounded."""
+        return x if x.dtype is dtype else Point("x", (("x", x),), register(dtype), dtype, x.shape)
 
     def _node(self, v: Any) -> Any:
         if isinstance(v, TensorView):

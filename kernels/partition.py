@@ -167,7 +167,6 @@ class Partition:
             try:
                 self._store_reduce(q)
             except Unfit as e:
-                assert e.reduce is not q
                 self._park(e.reduce)
 
     def _store_reduce(self, q: Reduce) -> None:

@@ -14,12 +14,13 @@ from hostir.errors import InputError
 from hostir.graph.fusion import Fusion, TensorView
 from hostir.kernels import normalization, pointwise, reduction
 from hostir.kernels.body import Body, Folded, Load, State
-from hostir.kernels.emit import Source, Writer
+from hostir.kernels.emit import Writer
 from hostir.kernels.folds import FOLDS
 from hostir.kernels.layout import Layout, needs_64_bit
 from hostir.kernels.lower import Lowering
 from hostir.kernels.nodes import Part, Root, Tensor, View, below
 from hostir.kernels.partition import Partition, Temporary
+from hostir.kernels.source import Source
 from hostir.kernels.tiling import Target, Tiling, size_of
 from hostir.types import Leaf, Sym, Var
 
@@ -58,10 +59,11 @@ def make(fusion: Fusion, shape: Shape, target: Target, name: str | None = None) 
     plan = Plan()
     buffers = {i: x for i, x in enumerate(shape.inputs) if x is not None}
     outs: dict[int, int] = {}
+    overwritten = {i for _, i in shape.same | shape.some}
     for root in roots:
         outs[root.result] = num_params + root.result
         given = shape.outs[root.result]
-        if given is None and (seen := _view_of(root, buffers)) is not None:
+        if given is None and (seen := _view_of(root, buffers)) is not None and seen[0] not in overwritten:
             plan.views.append((root.result, *seen))
             del outs[root.result]
             continue
@@ -85,7 +87,7 @@ def make(fusion: Fusion, shape: Shape, target: Target, name: str | None = None) 
     for k, body in enumerate(parts.bodies):
         tiling = choose(body, target)
         touched = written & {v.buffer for v in body.values() if isinstance(v, Load)}
-        plan.sources.append(Writer(f"{label}_{k}" if k or len(parts.bodies) > 1 else label, body, tiling, touched).source())
+        plan.sources.append(Writer(f"{label}_{k}" if len(parts.bodies) > 1 else label, body, tiling, in_place=bool(touched)).source())
     return plan
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from hostir.kernels.body import Body, Folded, State
 from hostir.kernels.folds import FOLDS
-from hostir.kernels.tiling import Runs, Target, Tiling, collapsed, main_load, ordered, power, size_of
+from hostir.kernels.tiling import How, Runs, Target, Tiling, collapsed, main_load, ordered, power, size_of
 
 TILE: Final = 4096  # a row up to this is one tile
 LOOP: Final = 2048  # columns of a tile in a loop over an inner row
@@ -59,18 +59,18 @@ def choose(body: Body, target: Target, wide: bool) -> Tiling:
     merge = any(isinstance(v, Folded) and v.fold.of.merge for v in body.values())
     if target.interpret:
         col_block = min(power(num_cols), LOOP)
-        return Tiling((), rows, cols, min(power(num_rows), max(1, 16384 // col_block)), col_block, _mode(num_cols, col_block), wide=wide)
+        return Tiling((), rows, cols, min(power(num_rows), max(1, 16384 // col_block)), col_block, how(num_cols, col_block), wide=wide)
     if is_inner(body) or merge:
         col_block = power(num_cols) if merge else tile_class(num_cols, TILE, LOOP, target)
         row_block = max(1, min(power(num_rows) if target.tight else 16, 1024 // col_block))
         warps = max(1, min(8, row_block * col_block // 256))
-        return Tiling((), rows, cols, row_block, col_block, _mode(num_cols, col_block), warps, wide)
+        return Tiling((), rows, cols, row_block, col_block, how(num_cols, col_block), warps, wide)
     row_block = min(OUTER_ROWS, max(power(num_rows), 16)) if target.tight else OUTER_ROWS
     col_block = OUTER_COLS * OUTER_ROWS // row_block
-    return Tiling((), rows, cols, row_block, col_block, _mode(num_cols, col_block), 4, wide)
+    return Tiling((), rows, cols, row_block, col_block, how(num_cols, col_block), 4, wide)
 
 
-def _mode(num_cols: int, col_block: int) -> str:
+def how(num_cols: int, col_block: int) -> How:
     return "tile" if num_cols <= col_block else "loop"
 
 

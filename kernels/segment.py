@@ -17,10 +17,10 @@ import torch
 
 from hostir.graph.fusion import Fusion, TensorView
 from hostir.kernels import jit, launch
-from hostir.kernels.emit import Pointer, Source
 from hostir.kernels.layout import Layout
 from hostir.kernels.lower import structural
 from hostir.kernels.plan import Plan, Shape, make
+from hostir.kernels.source import Pointer, Source
 from hostir.kernels.tiling import Target
 from hostir.torch_types import to_torch
 from hostir.types import Leaf, Sym, Var, evaluate
@@ -49,9 +49,7 @@ class Prepared:
         self.plan = plan
         self.device = device
         self.segment = segment
-        self.steps = [
-            Step(s, tuple((a.buffer, a.offset * a.dtype.itemsize) for a in s.arguments if isinstance(a, Pointer))) for s in plan.sources
-        ]
+        self.steps = [Step(s, tuple((a.buffer, a.offset * a.dtype.itemsize) for a in s.arguments if isinstance(a, Pointer))) for s in plan.sources]
         self.kernels: list[launch.Launch] = []
         if not jit.INTERPRETED and plan.sources:
             rest = dict(enumerate(aligned))

@@ -15,6 +15,7 @@ from hostir.kernels.body import Body, Load
 from hostir.kernels.layout import LIMIT_32, Layout, runs_of
 
 Runs: TypeAlias = tuple[tuple[int, ...], ...]
+How: TypeAlias = Literal["none", "tile", "loop"]
 MAX_RUNS: Final = 8
 
 
@@ -39,7 +40,7 @@ class Tiling:
     cols: Runs
     row_block: int
     col_block: int
-    fold: Literal["none", "tile", "loop"] = "none"
+    fold: How = "none"
     num_warps: int = 4
     wide: bool = False
 

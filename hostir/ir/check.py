@@ -241,6 +241,8 @@ class Checker:
         for b in (*(a for a in s.args if isinstance(a, Buffer)), *s.outs):
             if b.type.memory == "host" and b.type.dims:
                 raise BuildError(f"%{b.name} is host memory, which device segments cannot touch", cure="copy it to a device buffer first")
+        if not fusion.results:
+            raise BuildError(f"@{s.unit.name} computes nothing: it returns no tensor and changes no argument")
         bound = unify(fusion, types, s.unit.name)
         if len(s.outs) != len(fusion.results):
             raise BuildError(f"@{s.unit.name} has {len(fusion.results)} results", expected=len(fusion.results), got=len(s.outs))

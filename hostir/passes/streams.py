@@ -159,7 +159,7 @@ def order(p: Program, pair: Pair) -> Program:
     for d in range(common):
         owner = path_s[d][0]
         if isinstance(owner, For):
-            k = loops[id(path_s[d][1][0])].index(owner.var)
+            k = next(k for k, v in enumerate(loops[id(path_s[d][1][0])]) if v is owner.var)
             if pair.at[k] != pair.later[k]:
                 depth, carried = d, (owner, pair.later[k] - pair.at[k])
                 break

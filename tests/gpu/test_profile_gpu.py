@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,8 @@ def test_a_longer_kernel_takes_longer() -> None:
 
         def slow(args: Any, outputs: Any) -> list[torch.Tensor]:
             torch.cuda._sleep(50_000_000)  # far longer than any launch
-            return original(args, outputs)
+            results: list[torch.Tensor] = original(args, outputs)
+            return results
 
         ex._run = slow  # type: ignore[method-assign]
         ex.run([t])
@@ -89,7 +91,7 @@ def test_what_runs_on_a_stream_is_in_order_on_its_lane(tmp_path: Path) -> None:
     assert {"main", "side"} <= lanes
     for lane in lanes:
         of_lane = [e for e in prof.events if e.lane == lane]
-        assert all(b.start_ns >= a.end_ns - ROUNDING_NS for a, b in zip(of_lane, of_lane[1:], strict=False)), lane
+        assert all(b.start_ns >= a.end_ns - ROUNDING_NS for a, b in itertools.pairwise(of_lane)), lane
     assert [(c.kind, c.calls, c.bytes) for c in prof.copies] == [("copy", 6, 6 * SIZE * SIZE * 4)]
     prof.save(tmp_path / "t.json")
     rows = json.loads((tmp_path / "t.json").read_text())["traceEvents"]

@@ -247,6 +247,7 @@ NOT_TENSORS: Final[dict[str, Case]] = {
 
 CALLS: Final[dict[str, Case]] = {
     "no unit": (lambda b: b.p.call(3, b.x), "a unit is a torch function, @hir.unit or a Fusion"),
+    "a unit without a result": (lambda b: b.p.call(Fusion("idle")), "@idle computes nothing: it returns no tensor and changes no argument"),
     "a tensor": (lambda b: b.p.call(twice, torch.ones(4)), "a tensor cannot be an argument while a program is built"),
     "a condition": (lambda b: b.p.call(lambda x, c: x, b.x, b.k < 2), "a condition cannot be an argument of a unit"),
     "a list of buffers": (lambda b: b.p.call(lambda xs: torch.cat(xs), [b.x, b.y]), "a unit takes buffers one by one, not in a list"),

@@ -63,7 +63,7 @@ def test_allgather_gemm_on_a_ring(num_ranks: int, sized: bool, mode: str) -> Non
         p = parses_back(ring_ag_gemm(mesh if sized else hir.Mesh(("tp",)), m, k, n))
         run = hir.compile(p, mode=mode)  # the world entered in this thread
         w = (torch.arange(k * n) % 7 - 3 + world.rank).reshape(k, n).float()
-        y = run(rows.chunk(world.size)[world.rank], w)
+        y: torch.Tensor = run(rows.chunk(world.size)[world.rank], w)
         assert torch.equal(y.reshape(m, n), rows @ w)
         return y
 
