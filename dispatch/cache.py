@@ -13,6 +13,7 @@ from hostir.dispatch.dispatch import ExecutorDispatch
 from hostir.dispatch.protocol import Executor, Ids
 from hostir.errors import InputError
 from hostir.graph.fusion import Fusion, TensorView
+from hostir.passes.reshard import local_type
 from hostir.types import Sym
 
 MAX_IDS: Final = 100
@@ -84,7 +85,7 @@ class FusionExecutorCache:
         for i, (p, a) in enumerate(zip(params, args, strict=True)):
             if not isinstance(p, TensorView):
                 continue
-            want = p.known
+            want = local_type(p)
             if not isinstance(a, torch.Tensor):
                 raise InputError(f"argument {i + 1} (%{p.name}) is no tensor", expected=want, got=type(a).__name__)
             sizes = zip(want.dims, a.shape, strict=False)

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 import torch
 
 from hostir.dispatch.binding import Binding
-from hostir.dispatch.compiled import Bound, CompiledProgram
+from hostir.dispatch.bound import Bound
+from hostir.dispatch.compiled import CompiledProgram
+from hostir.dispatch.profiled import NO_PROBE
 from hostir.errors import InputError
 from hostir.ir.nodes import Comm, Program, every
 
@@ -47,6 +49,9 @@ class GraphedProgram(CompiledProgram):
         return [r if root in self.flat.inputs else r.clone() for r, root in zip(results, (x.root for x in self.flat.results), strict=True)]
 
     def execute(self, bound: Bound, fresh: Sequence[torch.Tensor], scalars: Sequence[object], epoch: int) -> None:
+        if self.probe is not NO_PROBE:  # marks are made by the function itself: a profiled run is not a replay
+            super().execute(bound, fresh, scalars, epoch)
+            return
         key = tuple(scalars)
         graph = bound.graphs.get(key)
         if graph is None and key not in bound.seen:
@@ -63,5 +68,3 @@ class GraphedProgram(CompiledProgram):
 
 def refuse(p: Program, why: str) -> InputError:
     return InputError(f"mode graph is not possible: {why}", program=p.name, cure='mode="compiled", or mode="auto" to take what is possible')
-
-

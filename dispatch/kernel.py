@@ -1,21 +1,32 @@
-"""Device segments as generated Triton kernels."""
+"""Device segments as generated Triton kernels.
+
+Each run looks up what it can rely on (dtypes, sizes, strides, alignment, which outputs lie on which inputs) and finds a function that
+was generated for exactly that; the first time, arguments are checked and the function is made.
+"""
 
 from __future__ import annotations
 
+import threading
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, ClassVar, Literal
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import torch
 
-from hostir.dispatch.aliasing import overlap
+from hostir.dispatch.aliasing import extent, overlap
 from hostir.dispatch.evaluate import Evaluator, evaluator
 from hostir.dispatch.protocol import Executor, No, all_or_none
 from hostir.errors import InputError
 from hostir.graph.fusion import Fusion, TensorView
-from hostir.torch_types import to_torch
-from hostir.types import Var
+from hostir.runtime.profile import active_profile
 
-Pairs = frozenset[tuple[int, int]]
+if TYPE_CHECKING:
+    from hostir.kernels.runner import Runner
+    from hostir.kernels.segment import Prepared, Segment
+
+MAX_ENTRIES: Final = 256
 
 
 class KernelExecutor(Executor):
@@ -38,7 +49,10 @@ class KernelExecutor(Executor):
         self.graph = fusion
         self._num = len(fusion.results)
         self._in_place = [None if r.alias is None else fusion.params.index(r.alias) for r in fusion.results]
-        self._check: Evaluator = evaluator(fusion)
+        self._in_place_at = [(j, at) for j, at in enumerate(self._in_place) if at is not None]
+        self._plain = not any(r.hidden or r.alias is not None for r in fusion.results)
+        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+        self._lock = threading.Lock()
         if not fusion.ops:
             self._sources = [fusion.params.index(r.value) for r in fusion.results]
             return
@@ -50,78 +64,90 @@ class KernelExecutor(Executor):
                 f"{fusion.name} has symbolic sizes (%{symbolic[0].name}: {symbolic[0].type}), and kernels are made for sizes",
                 cure="ex.compile(fusion, args) with example arguments",
             )
-        self.segment = Segment(fusion)
-        self._checked: dict[Hashable, bool] = {}
+        self._check: Evaluator = evaluator(fusion)
+        self.segment: Segment = Segment(fusion)
+        self._structural = self.segment.structural
         if args is not None:
-            self._prepare(args, [None] * self._num)
+            outs = [None if at is None else args[at] for at in self._in_place]
+            spent = self.compile_ms
+            self._entry(args, outs).variant(args, outs)
+            self.compile_ms = spent  # the caller measures this call
 
     # ---- running
 
+    def run(self, args: Sequence[Any], outputs: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
+        if self._compiled and self._plain and (outputs is None or len(outputs) == self._num) and active_profile() is None:
+            return self._run(args, outputs)
+        return super().run(args, outputs)
+
     def _run(self, args: Sequence[Any], outputs: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
-        given = all_or_none(outputs, self._num, self.name)
+        outs: Sequence[torch.Tensor | None]
+        if outputs:
+            outs = all_or_none(outputs, self._num, self.name) or ()
+        else:
+            outs = [None] * self._num
+            for j, at in self._in_place_at:
+                outs[j] = args[at]
         if not self.graph.ops:
-            return self._pass_on(args, given)
-        outs: list[torch.Tensor | None] = list(given) if given is not None else [None if at is None else args[at] for at in self._in_place]
-        args, prepared = self._prepare(args, outs)
-        results, buffers, copies = self._places(prepared, args, outs)
-        prepared.bind(buffers, self.segment.numbers(args))(None)
-        for out, temporary in copies:
-            out.copy_(temporary)
-        return results
+            return self._pass_on(args, outs)
+        return self._entry(args, outs).variant(args, outs).run(args, outs)
 
     def bind(self, args: Sequence[Any], outs: Sequence[torch.Tensor] | None = None) -> Callable[..., None]:
         """A function that runs this segment on these very tensors, with addresses, temporaries and numbers bound: for programs whose
-        buffers stay where they are. Called with numbers (one for each scalar parameter, in order) it uses those instead.
+        buffers stay where they are. ``outs``: one for each result (left out: results with an alias lie there, others are made now and
+        kept). It takes the scalar parameters, in order, and by default uses those of ``args``.
         """
-        places = list(all_or_none(outs, self._num, self.name) or [])
+        places = list(all_or_none(outs, self._num, self.name) or [None if at is None else args[at] for at in self._in_place])
         if not self.graph.ops:
-            return lambda *_: self._pass_on(args, places) and None
-        given: list[torch.Tensor | None] = list(places) if places else [None if at is None else args[at] for at in self._in_place]
-        held, prepared = self._prepare(args, given)
-        _, buffers, copies = self._places(prepared, held, given)
-        launch = prepared.bind(buffers, self.segment.numbers(held))
-        scalars = [i for i, p in enumerate(self.graph.params) if isinstance(p, Var)]
 
-        def run(*numbers: Any) -> None:
-            if numbers:
-                now = list(held)
-                for i, v in zip(scalars, numbers, strict=True):
-                    now[i] = v
-                launch(self.segment.numbers(now))
+            def pass_on() -> None:
+                self._pass_on(args, places)
+
+            return pass_on
+        variant = self._entry(args, places).variant(args, places)
+        given = [o for o in places if o is not None]
+        if len(given) < len(places):
+            return self.bind(args, variant.run(args, places))
+        from hostir.kernels.runner import bound
+
+        p = variant.prepared
+        held = [a.to(p.device) if i in variant.moved else a for i, a in enumerate(args)]
+        return bound(self.graph, p.plan, p.device, p.kernels, held, given)
+
+    def _pass_on(self, args: Sequence[Any], outs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        """The segment that computes nothing: inputs are results."""
+        values = [args[i] for i in self._sources]
+        held = [v if o is None or v is o else v.clone() for v, o in zip(values, outs, strict=True)]
+        return [v if o is None or v is o else o.copy_(v) for v, o in zip(held, outs, strict=True)]
+
+    # ---- what is known of arguments
+
+    def _entry(self, args: Sequence[Any], outs: Sequence[torch.Tensor | None]) -> _Entry:
+        """Everything that hangs on dtypes, sizes, strides, alignment and devices. The lookup is the whole check of a later run."""
+        key: list[Any] = []
+        for t in args:
+            if isinstance(t, torch.Tensor):
+                key += (t.shape, t.stride(), t.dtype, t.device, t.data_ptr() & 15)
             else:
-                launch(None)
-            for out, temporary in copies:
-                out.copy_(temporary)
-
-        return run
-
-    def _pass_on(self, args: Sequence[Any], given: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
-        results: list[torch.Tensor] = [args[i] for i in self._sources]
-        if not given:
-            return results
-        held = [r if r is o else r.clone() for r, o in zip(results, given, strict=True)]
-        for o, r in zip(given, held, strict=True):
-            if o is not r:
-                o.copy_(r)
-        return list(given)
-
-    # ---- what is where
-
-    def _prepare(self, args: Sequence[Any], outs: Sequence[torch.Tensor | None]) -> tuple[Sequence[Any], Any]:
-        self._check.check(args, outs)
-        device = self._device(args, outs)
-        args = [a.to(device) if isinstance(a, torch.Tensor) and a.device != device else a for a in args]
-        same: set[tuple[int, int]] = set()
-        some: set[tuple[int, int]] = set()
-        for j, o in enumerate(outs):
+                key.append(type(t))
+        for o in outs:
             if o is not None:
-                for i, a in enumerate(args):
-                    if isinstance(a, torch.Tensor) and (how := overlap(a, o)) != "no":
-                        (same if how == "same" else some).add((j, i))
-        return args, self.segment.prepare(args, outs, frozenset(same), frozenset(some), device)
+                key += (o.shape, o.stride(), o.dtype, o.device, o.data_ptr() & 15)
+            else:
+                key.append(None)
+        key += [args[i] for i in self._structural if i < len(args)]
+        found = self._entries.get(k := tuple(key))
+        if found is None:
+            self._check.check(args, outs)
+            found = _Entry(self, args, outs, self._device(args, outs))
+            with self._lock:
+                self._entries[k] = found
+                while len(self._entries) > MAX_ENTRIES:
+                    self._entries.popitem(last=False)
+        return found
 
     def _device(self, args: Sequence[Any], outs: Sequence[torch.Tensor | None]) -> torch.device:
-        """The device of the tensors, which all must lie there; 0-d ones on the CPU count as numbers."""
+        """The device of the tensors, which all must lie there; 0-d arguments on the CPU are brought over."""
         named = [(f"argument {i} (%{p.name})", a) for i, (p, a) in enumerate(zip(self.graph.params, args, strict=True))]
         named += [(f"output {j}", o) for j, o in enumerate(outs) if o is not None]
         tensors = [(who, t) for who, t in named if isinstance(t, torch.Tensor)]
@@ -130,29 +156,66 @@ class KernelExecutor(Executor):
             return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
         for who, t in tensors:
             if t.device != first[1].device and not (t.device.type == "cpu" and t.dim() == 0 and who.startswith("argument")):
-                raise InputError(f"{who} of {self.graph.name} lies on another device", expected=f"{first[1].device} (as {first[0]})", got=t.device)
+                raise InputError(
+                    f"{who} of {self.graph.name} lies on another device than {first[0]}", expected=first[1].device, got=t.device, cure="move it there"
+                )
         return first[1].device
 
-    def _places(
-        self, prepared: Any, args: Sequence[Any], outs: Sequence[torch.Tensor | None]
-    ) -> tuple[list[torch.Tensor], dict[int, torch.Tensor], list[tuple[torch.Tensor, torch.Tensor]]]:
-        """The results, the tensor of each buffer, and what is to be copied afterwards."""
-        plan = prepared.plan
-        buffers: dict[int, torch.Tensor] = {i: a for i, a in enumerate(args) if isinstance(a, torch.Tensor)}
-        results: dict[int, torch.Tensor] = {j: o for j, o in enumerate(outs) if o is not None}
-        for j, sizes in plan.fresh.items():
-            results[j] = torch.empty(sizes, dtype=to_torch(self.graph.results[j].value.known.dtype), device=prepared.device)
-        for j, i, layout in plan.views:
-            a = args[i]
-            results[j] = (
-                a
-                if layout.sizes == tuple(a.shape) and not layout.offset and self.graph.results[j].value is self.graph.params[i]
-                else a.as_strided(layout.sizes, layout.strides, a.storage_offset() + layout.offset)
-            )
-        copies = []
-        for j, t in results.items():
-            buffers[len(args) + j] = t
-            if j in plan.copies:
-                buffers[len(args) + j] = temporary = torch.empty(t.shape, dtype=t.dtype, device=t.device)
-                copies.append((t, temporary))
-        return [results[j] for j in range(self._num)], buffers | prepared.temporaries(), copies
+
+class _Entry:
+    """What hangs on everything but addresses; ``variant`` finds the function for how outputs lie on inputs."""
+
+    def __init__(self, ex: KernelExecutor, args: Sequence[Any], outs: Sequence[torch.Tensor | None], device: torch.device) -> None:
+        self.ex = ex
+        self.device = device
+        self.moved = frozenset(i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and a.device != device)
+        self.variants: dict[frozenset[tuple[int, int, bool]], _Variant] = {}
+        # (position, bytes that it spans) of each tensor that shares the device; an empty one touches nothing
+        self.inputs = [(i, n) for i, a in enumerate(args) if isinstance(a, torch.Tensor) and i not in self.moved and (n := _span(a))]
+        self.outs = [(j, n) for j, o in enumerate(outs) if o is not None and (n := _span(o))]
+
+    def variant(self, args: Sequence[Any], outs: Sequence[torch.Tensor | None]) -> _Variant:
+        touching: list[tuple[int, int, bool]] = []
+        if self.outs:
+            placed = [(i, args[i].data_ptr(), n) for i, n in self.inputs]
+            for j, n in self.outs:
+                start = outs[j].data_ptr()  # type: ignore[union-attr]
+                for i, at, size in placed:
+                    if at < start + n and start < at + size and (how := overlap(args[i], outs[j])) != "no":  # type: ignore[arg-type]
+                        touching.append((j, i, how == "same"))
+            if len(self.outs) > 1:
+                self._apart(args, outs)
+        key = frozenset(touching)
+        if (found := self.variants.get(key)) is None:
+            start = time.perf_counter_ns()
+            found = self.variants[key] = _Variant(self, args, outs, key)
+            self.ex.compile_ms += (time.perf_counter_ns() - start) / 1e6
+        return found
+
+    def _apart(self, args: Sequence[Any], outs: Sequence[torch.Tensor | None]) -> None:
+        spans = sorted((outs[j].data_ptr(), n) for j, n in self.outs)  # type: ignore[union-attr]
+        if any(a + n > b for (a, n), (b, _) in pairwise(spans)):
+            self.ex._check.check(args, outs)
+
+
+class _Variant:
+    """A function for one way in which outputs lie on inputs."""
+
+    def __init__(self, entry: _Entry, args: Sequence[Any], outs: Sequence[torch.Tensor | None], touching: frozenset[tuple[int, int, bool]]) -> None:
+        from hostir.kernels.runner import runner
+
+        ex = entry.ex
+        self.moved = entry.moved
+        same = frozenset((j, i) for j, i, s in touching if s)
+        some = frozenset((j, i) for j, i, s in touching if not s)
+        self.prepared: Prepared = ex.segment.prepare(args, outs, same, some, entry.device)
+        p = self.prepared
+        ex.num_kernels = len(p.plan.sources)
+        ex.scheduler = "+".join(dict.fromkeys(p.plan.schedulers)) or "no_op"
+        self.run: Runner = runner(ex.graph, p.plan, p.device, p.kernels, [o is not None for o in outs], entry.moved)
+
+
+def _span(t: torch.Tensor) -> int:
+    """The number of bytes between the first and the last that ``t`` touches."""
+    start, end = extent(t)
+    return end - start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from copy import copy
 from dataclasses import replace
 
@@ -20,8 +21,9 @@ def is_view_of_input(tv: TensorView) -> bool:
 
 
 def has_triton_target(device: str | None) -> bool:
-    """Whether kernels can be generated for a device type."""
-    return device is not None and device.partition(":")[0] == "cuda"
+    """Whether kernels can be generated for a device type: for CUDA, and for the CPU under Triton's interpreter (TRITON_INTERPRET=1)."""
+    kind = "" if device is None else device.partition(":")[0]
+    return kind == "cuda" or (kind == "cpu" and os.environ.get("TRITON_INTERPRET") == "1")
 
 
 def marked(fusion: Fusion, device: str | None) -> Fusion:

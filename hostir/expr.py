@@ -464,8 +464,10 @@ def show_expr(e: Tree, name: Callable[[Var], str] | None = None) -> str:
                 return wrap(f"~{go(a, 3)}", 3, level)
             case Truth(v):
                 return go(v, level) if isinstance(v, Var) else number_text(v)
-            case _:
+            case int() | float():
                 return number_text(e)
+            case _:
+                raise AssertionError(e)
 
     def wrap(text: str, own: int, level: int) -> str:
         return f"({text})" if own < level else text

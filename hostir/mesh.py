@@ -19,13 +19,15 @@ from hostir.types import Dim, Rank, Size, product
 class Mesh:
     """``Mesh((2, 4), ("dp", "tp"))``, ``Mesh(("tp",))`` (any size), ``Mesh(4)`` is ``Mesh((4,), ("tp",))``.
 
-    ``ranks`` lists the world ranks in row-major mesh order (default 0, 1, …). ``world`` is the World that the mesh is bound to.
+    ``ranks`` lists the world ranks in row-major mesh order (default 0, 1, …). ``world`` is the World that the mesh is bound to,
+    ``parent`` the mesh that this one is a sub-mesh of.
     """
 
     shape: tuple[int, ...] | None
     names: tuple[str, ...]
     ranks: tuple[int, ...] | None = None
     world: Any = field(default=None, repr=False)
+    parent: Mesh | None = field(default=None, repr=False)
 
     def __init__(
         self,
@@ -60,6 +62,7 @@ class Mesh:
         object.__setattr__(self, "names", names)
         object.__setattr__(self, "ranks", None if ranks is None else tuple(ranks))
         object.__setattr__(self, "world", world)
+        object.__setattr__(self, "parent", None)
 
     @staticmethod
     def from_torch(device_mesh: Any, world: Any = None) -> Mesh:
@@ -129,10 +132,13 @@ class Mesh:
         for n in names:
             self._check(n)
         if self.shape is None:
-            return Mesh(None, names)
-        sizes = tuple(self.sizes[self.names.index(n)] for n in names)
-        ranks = self.team(self.world.rank if self.world is not None else self.layout[0], names)
-        return Mesh(sizes, names, ranks=ranks, world=self.world)
+            sub = Mesh(None, names)
+        else:
+            sizes = tuple(self.sizes[self.names.index(n)] for n in names)
+            ranks = self.team(self.world.rank if self.world is not None else self.layout[0], names)
+            sub = Mesh(sizes, names, ranks=ranks, world=self.world)
+        object.__setattr__(sub, "parent", self)
+        return sub
 
     def same_as(self, other: Mesh) -> bool:
         return self.names == other.names and self.shape == other.shape and (self.shape is None or self.layout == other.layout)

@@ -157,11 +157,12 @@ def dims_of(shape: object) -> tuple[Dim, ...]:
 
 __all__ = [
     "BINARY",
+    "COMPARE",
+    "DTYPES",
+    "MEMORIES",
     "Bin",
     "Both",
-    "COMPARE",
     "Cmp",
-    "DTYPES",
     "DType",
     "Dim",
     "Either",
@@ -169,7 +170,6 @@ __all__ = [
     "Epoch",
     "Expr",
     "Leaf",
-    "MEMORIES",
     "Memory",
     "Negated",
     "Number",

@@ -81,8 +81,8 @@ def compile_for(source: Source, aligned: tuple[bool, ...], target: Any, options:
 
 
 def alignment(source: Source, addresses: Mapping[int, int]) -> tuple[bool, ...]:
-    """Which arguments are multiples of 16, given where each buffer begins."""
+    """Which arguments are multiples of 16; ``addresses`` gives where a buffer begins, modulo 16 (one that is not there: at 0)."""
     return tuple(
-        (addresses[a.buffer] + a.offset * a.dtype.itemsize) % 16 == 0 if isinstance(a, Pointer) else isinstance(a, Int) and a.by_16
+        (addresses.get(a.buffer, 0) + a.offset * a.dtype.itemsize) % 16 == 0 if isinstance(a, Pointer) else isinstance(a, Int) and a.by_16
         for a in source.arguments
     )

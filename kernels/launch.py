@@ -1,114 +1,99 @@
 """The one place that touches Triton's launch interface below ``kernel[grid](…)``, which differs from version to version.
 
-A compiled kernel is launched through its bound C entry point, about a third of the host time of the public call. Where this Triton has
-another interface, the public way of a compiled kernel is taken instead: ``why_slow`` says so. Under the interpreter a lock guards each launch.
+A compiled kernel is launched through its C entry point with everything bound, at about a third of the host time of the public call.
+Where this Triton has another interface, the public way of a compiled kernel is taken; ``why_slow`` says so. Launch hooks
+(``triton.knobs.runtime.launch_enter_hook``) see the public way only. Under the interpreter a lock guards each launch.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 
 from hostir.kernels.jit import FUNCTIONS, INTERPRETED, compile_for
-from hostir.kernels.source import Int, Pointer, Source
-
-Launch: TypeAlias = Callable[..., None]
-"""Called with the kernel's arguments: an address for each pointer, numbers for the rest."""
+from hostir.kernels.source import Pointer, Source
 
 INTERPRETER_LOCK: Final = threading.RLock()
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """How a launch is written: ``before``, the arguments with commas between them, ``after``; ``stream`` is a local of the caller's, and
+    ``names`` what else the text uses."""
+
+    before: str
+    after: str
+    names: Mapping[str, Any]
+
+
 class Loaded:
-    """A kernel on one CUDA device. ``launch(stream, *arguments)`` queues it; the device must be the current one."""
+    """A kernel on one CUDA device, its binary loaded. ``num_regs`` and ``num_spills`` as the driver counts them."""
 
     def __init__(self, source: Source, aligned: tuple[bool, ...], device: int) -> None:
         from triton.runtime import driver
 
         with torch.cuda.device(device):
             self.compiled = compile_for(source, aligned, driver.active.get_current_target())
-            self.launcher = self.compiled.run  # loads the binary
+            self.launcher = self.compiled.run
         self.num_regs = getattr(self.compiled, "n_regs", None)
         self.num_spills = getattr(self.compiled, "n_spills", None)
-        self.why_slow: str | None = None
-        self.launch = self._fast(source.programs) or self._public(source.programs)
+        self.why_slow = self._why_slow()
 
-    def for_programs(self, programs: int) -> Launch:
-        """The same kernel over another number of programs."""
-        return self._fast(programs) or self._public(programs)
-
-    def _fast(self, programs: int) -> Launch | None:
-        """The C entry point with everything bound but the stream and the arguments."""
+    def _why_slow(self) -> str | None:
         k, launcher = self.compiled, self.launcher
-        try:
-            entry, cooperative, dependent = launcher.launch, launcher.launch_cooperative_grid, launcher.launch_pdl
-            if launcher.global_scratch_size or launcher.profile_scratch_size:
-                self.why_slow = "the kernel needs scratch memory, which Triton allocates at each launch"
-                return None
-            function, packed = k.function, k.packed_metadata
-        except AttributeError as e:
-            self.why_slow = f"this Triton has another launcher: {e}"
-            return None
-        annotations, signature = getattr(launcher, "arg_annotations", None), getattr(launcher, "kernel_signature", None)
-        if annotations is not None and signature is not None:  # since 3.7: one entry point for all signatures
+        needed = ("launch", "launch_cooperative_grid", "launch_pdl", "global_scratch_size", "profile_scratch_size")
+        missing = [n for n in needed if not hasattr(launcher, n)] + [n for n in ("function", "packed_metadata") if not hasattr(k, n)]
+        if missing:
+            return f"this Triton has another launcher: no {', '.join(missing)}"
+        if launcher.global_scratch_size or launcher.profile_scratch_size:
+            return "the kernel needs scratch memory, which Triton allocates at each launch"
+        if hasattr(launcher, "arg_annotations") != hasattr(launcher, "kernel_signature") or getattr(launcher, "gsan_enabled", False):
+            return "this Triton has another launcher"
+        return None
 
-            def launch_shared(stream: int, *arguments: Any) -> None:
-                entry(
-                    programs, 1, 1, stream, function, cooperative, dependent, packed, None, None, None, None, None, annotations, signature, arguments
-                )
-
-            return launch_shared
-        if annotations is not None or signature is not None:
-            self.why_slow = "this Triton has another launcher"
-            return None
-
-        def launch(stream: int, *arguments: Any) -> None:
-            entry(programs, 1, 1, stream, function, cooperative, dependent, None, None, packed, None, None, None, *arguments)
-
-        return launch
-
-    def _public(self, programs: int) -> Launch:
-        runner = self.compiled[(programs, 1, 1)]
-
-        def launch(stream: int, *arguments: Any) -> None:
-            runner(*arguments, stream=stream)
-
-        return launch
+    def call(self, programs: int, tag: str = "") -> Call:
+        """The launch over ``programs`` programs; ``tag`` keeps names of several launches in one text apart."""
+        k, launcher = self.compiled, self.launcher
+        if self.why_slow is not None:
+            return Call(f"e{tag}(", ", stream=stream)", {f"e{tag}": k[(programs, 1, 1)]})
+        flags = f"{launcher.launch_cooperative_grid!r}, {launcher.launch_pdl!r}"
+        names = {f"e{tag}": launcher.launch, f"f{tag}": k.function, f"m{tag}": k.packed_metadata}
+        head = f"e{tag}({programs}, 1, 1, stream, f{tag}, {flags}, "
+        if not hasattr(launcher, "arg_annotations"):  # 3.6: scratch, metadata, hooks, arguments
+            return Call(f"{head}None, None, m{tag}, None, None, None, ", ")", names)
+        names |= {f"a{tag}": launcher.arg_annotations, f"s{tag}": launcher.kernel_signature}
+        return Call(f"{head}m{tag}, None, None, None, None, None, a{tag}, s{tag}, (", ",))", names)
 
 
-def current_stream(device: int) -> int:
-    """The raw handle of the device's current stream."""
-    return int(torch._C._cuda_getCurrentRawStream(device))
+def current_stream() -> Callable[[int], int]:
+    """The function that gives the raw handle of a device's current stream."""
+    found: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+    return found
 
 
-@contextlib.contextmanager
-def on_device(device: int) -> Any:
-    """Make ``device`` current, and the former one again afterwards."""
-    with torch.cuda.device(device):
-        yield
+def current_device() -> Callable[[], int]:
+    """The function that gives the number of the current device."""
+    found: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+    return found
 
 
 def interpret(source: Source, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> None:
-    """Run ``source`` in Triton's interpreter. ``tensors``: one for each pointer, starting at its address; ``numbers``: the other arguments."""
+    """Run ``source`` in Triton's interpreter. ``tensors``: for each pointer the tensor whose memory it points into; ``numbers``: the other
+    arguments, in order."""
     import numpy as np
 
     assert INTERPRETED
-    left_tensors, left_numbers = iter(tensors), iter(numbers)
-    arguments = [next(left_tensors) if isinstance(a, Pointer) else next(left_numbers) for a in source.arguments]
+    left, rest = iter(tensors), iter(numbers)
+    arguments = []
+    for a in source.arguments:
+        if isinstance(a, Pointer):
+            t = next(left)
+            arguments.append(t.as_strided((1,), (1,), t.storage_offset() + a.offset))
+        else:
+            arguments.append(next(rest))
     with INTERPRETER_LOCK, np.errstate(all="ignore"):
         FUNCTIONS(source)[(source.programs,)](*arguments)
-
-
-def numbers_of(source: Source, evaluate: Callable[[Any], Any]) -> list[Any]:
-    """The arguments that are no pointers; ``evaluate`` gives a host number's value."""
-    found: list[Any] = []
-    for a in source.arguments:
-        if isinstance(a, Int):
-            found.append(a.value)
-        elif not isinstance(a, Pointer):
-            value = evaluate(a.value)
-            found.append(float(value) if a.kind == "fp64" else int(value))
-    return found

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from hostir.errors import InputError
 from hostir.graph.fusion import Fusion, TensorView
 from hostir.kernels import normalization, pointwise, reduction
-from hostir.kernels.body import Body, Folded, Load, State
+from hostir.kernels.body import Body, Folded, Load, Place, State
 from hostir.kernels.emit import Writer
 from hostir.kernels.folds import FOLDS
 from hostir.kernels.layout import Layout, needs_64_bit
@@ -21,7 +21,7 @@ from hostir.kernels.lower import Lowering
 from hostir.kernels.nodes import Part, Root, Tensor, View, below
 from hostir.kernels.partition import Partition, Temporary
 from hostir.kernels.source import Source
-from hostir.kernels.tiling import Target, Tiling, size_of
+from hostir.kernels.tiling import Target
 from hostir.types import Leaf, Sym, Var
 
 
@@ -40,11 +40,12 @@ class Shape:
 
 @dataclass(slots=True)
 class Plan:
-    """``sources`` are launched in order. Buffers are numbered: parameters, then results, then temporaries. ``fresh``: the sizes of each
+    """``sources`` are launched in order; ``schedulers`` names who planned each. Buffers are numbered: parameters, then results, then
     result's own tensor; ``views``: results that are views of a parameter, as (result, parameter, layout); ``copies``: results that go
     through a temporary, with the reason."""
 
     sources: list[Source] = field(default_factory=list)
+    schedulers: list[str] = field(default_factory=list)
     temporaries: list[Temporary] = field(default_factory=list)
     fresh: dict[int, tuple[int, ...]] = field(default_factory=dict)
     views: list[tuple[int, int, Layout]] = field(default_factory=list)
@@ -85,22 +86,31 @@ def make(fusion: Fusion, shape: Shape, target: Target, name: str | None = None) 
     label = "".join(c if c.isalnum() else "_" for c in (name or fusion.name))
     written = frozenset(i for j, i in shape.same if j not in plan.copies)
     for k, body in enumerate(parts.bodies):
-        tiling = choose(body, target)
+        scheduler = scheduler_of(body)
+        plan.schedulers.append(scheduler)
+        tiling = _SCHEDULERS[scheduler](body, target, is_wide(body))
         touched = written & {v.buffer for v in body.values() if isinstance(v, Load)}
         plan.sources.append(Writer(f"{label}_{k}" if len(parts.bodies) > 1 else label, body, tiling, in_place=bool(touched)).source())
     return plan
 
 
-def choose(body: Body, target: Target) -> Tiling:
-    """The scheduler's answer for one body."""
-    sizes = body.domain.sizes
-    wide = needs_64_bit(body.layouts(), [size_of(sizes, tuple((a,) for a in range(len(sizes)))) if not body.domain.reduced else 0])
-    wide = wide or needs_64_bit((), [body.domain.count(body.domain.kept), body.domain.count(body.domain.folded)])
+def scheduler_of(body: Body) -> str:
+    """Which scheduler plans a body."""
     if not any(isinstance(v, (Folded, State)) for v in body.values()):
-        return pointwise.choose(body, target, wide)
-    if any(s.whole for s in body.stores):
-        return normalization.choose(body, target, wide)
-    return reduction.choose(body, target, wide)
+        return "pointwise"
+    return "normalization" if any(s.whole for s in body.stores) else "reduction"
+
+
+_SCHEDULERS: Final = {"pointwise": pointwise.choose, "reduction": reduction.choose, "normalization": normalization.choose}
+
+
+def is_wide(body: Body) -> bool:
+    """Whether offsets and indices need 64 bits."""
+    domain = body.domain
+    counts = [domain.count(domain.kept), domain.count(domain.folded)]
+    inner = [v.layout.inner for v in body.values() if isinstance(v, (Load, Place)) and v.layout.inner is not None]
+    states = [domain.count(domain.kept) * body.split] if body.split > 1 else []
+    return needs_64_bit([*body.layouts(), *inner], counts + states)
 
 
 def _environment(fusion: Fusion, shape: Shape) -> Any:

@@ -25,8 +25,8 @@ GRACE: Final = 5.0  # seconds for the other ranks to end by themselves after one
 def run_script(num_ranks: int, argv: Sequence[str], transport: str = "gloo", *, timeout: float = 60.0) -> None:
     """Run ``argv`` (a script and its arguments) on ``num_ranks`` ranks; inside, ``hir.launch.init()`` gives each its World.
 
-    ``transport``: ``"gloo"`` (processes) or ``"threads"``. Returns when all ranks have ended well; RankError when one fails, naming the
-    one that failed first. Output goes to this process's stdout and stderr, each line after ``[rank] ``.
+    ``transport``: ``"gloo"`` (processes) or ``"threads"``. ``timeout`` (seconds) is that of each communication, unless the script gives
+    its own. Returns when all ranks have ended well; RankError when one fails, naming the one that failed first. Output goes to this process's stdout and stderr, each line after ``[rank] ``.
     """
     if num_ranks < 1:
         raise InputError("a run has at least one rank", expected="1 or more", got=num_ranks)
@@ -36,7 +36,7 @@ def run_script(num_ranks: int, argv: Sequence[str], transport: str = "gloo", *, 
         raise InputError(f"there is no script {argv[0]}", expected="a file", got=argv[0])
     match transport:
         case "gloo":
-            _Job(num_ranks, argv).run()
+            _Job(num_ranks, argv, timeout).run()
         case "threads":
             from hostir.launch.run_threads import run_script_in_threads
 
@@ -50,9 +50,10 @@ def run_script(num_ranks: int, argv: Sequence[str], transport: str = "gloo", *, 
 class _Job:
     """The processes of one run. Torch's own launcher variables are set, so scripts that use torch.distributed directly work too."""
 
-    def __init__(self, num_ranks: int, argv: Sequence[str]) -> None:
+    def __init__(self, num_ranks: int, argv: Sequence[str], timeout: float) -> None:
         self.num_ranks = num_ranks
         self.argv = list(argv)
+        self.timeout = timeout
         self.processes: list[subprocess.Popen[str]] = []
         self.readers: list[threading.Thread] = []
         self.last_lines: dict[int, str] = {}
@@ -90,6 +91,7 @@ class _Job:
             "TORCHELASTIC_RESTART_COUNT": "0",
             "PYTHONUNBUFFERED": "1",
             "HOSTIR_LAUNCHER": str(os.getpid()),
+            "HOSTIR_TIMEOUT": f"{self.timeout:g}",
         }
         shared.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // self.num_ranks)))
         for rank in range(self.num_ranks):

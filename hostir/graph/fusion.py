@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from hostir.errors import BuildError, Location, caller_location
-from hostir.graph.sharding import Partial, Placement, Replicate, Shard, Sharding
+from hostir.graph import annotate
+from hostir.graph.sharding import HostLoop, MeshAxis, Placement, Sharding, Streamed
 from hostir.mesh import Mesh
 from hostir.types import DType, Expr, TensorType, Var, dims_of, dtype_of
 
@@ -21,7 +22,7 @@ Arg: TypeAlias = "TensorView | Expr | int | float | bool | str | DType | tuple[A
 class TensorView:
     """One value of a Fusion. Identity is identity; ``name`` is a hint for printing."""
 
-    __slots__ = ("definition", "fusion", "name", "sharding", "type")
+    __slots__ = ("definition", "domain", "fusion", "name", "sharding", "streams", "type")
 
     def __init__(self, fusion: Fusion, type: TensorType | None, name: str, definition: Op | None = None) -> None:
         self.fusion = fusion
@@ -29,6 +30,8 @@ class TensorView:
         self.name = name
         self.definition = definition
         self.sharding: Sharding | None = None
+        self.streams: tuple[Streamed, ...] = ()
+        self.domain: tuple[annotate.Axis, ...] = ()
 
     @property
     def known(self) -> TensorType:
@@ -48,19 +51,29 @@ class TensorView:
     def dtype(self) -> DType:
         return self.known.dtype
 
+    # ---- annotations: where it lies, and which host loops walk through it
+
     def shard(self, mesh: Mesh, *placements: Placement) -> None:
-        """Lay this tensor out over ``mesh``: one ``Shard(dim)``, ``Replicate()`` or ``Partial(op)`` for each of its axes."""
-        if len(placements) != len(mesh.names) or not all(isinstance(p, (Shard, Replicate, Partial)) for p in placements):
-            raise BuildError(
-                f"%{self.name} needs one placement for each mesh axis", expected=", ".join(mesh.names),
-                got=", ".join(map(str, placements)) or "none", loc=caller_location(),
-            )  # fmt: skip
-        rank = len(self.known.dims)
-        fixed = tuple(Shard(p.dim + rank) if isinstance(p, Shard) and p.dim < 0 else p for p in placements)
-        for p in fixed:
-            if isinstance(p, Shard) and not 0 <= p.dim < rank:
-                raise BuildError(f"%{self.name} has no dimension {p.dim} to shard", expected=self.type, got=p, loc=caller_location())
-        self.sharding = Sharding(mesh, fixed)
+        """Lay this tensor out over ``mesh``: one ``Shard(dim)``, ``Replicate()`` or ``Partial(op)`` for each of its axes. Two ``Shard`` of
+        one dimension compose from left to right: the earlier mesh axis is the outer one."""
+        annotate.shard(self, mesh, placements)
+
+    def stream(self, axis: int, chunks: object) -> None:
+        """Make dimension ``axis`` (of the whole tensor, not of a shard) a host loop of ``chunks`` trips; chunk c is [c·s, (c + 1)·s) with
+        s = ceil(n / chunks). An input is read in slices; where a reduction consumes the dimension, that is a host-dimension sum."""
+        annotate.stream(self, axis, chunks)
+
+    def split(self, axis: int, parts: object) -> None:
+        """Split axis ``axis`` of the loop domain into ``parts`` outer parts; the rest becomes the axis after it."""
+        annotate.split(self, axis, parts)
+
+    def parallelize(self, axis: int, how: MeshAxis | HostLoop) -> None:
+        """Put axis ``axis`` of the loop domain on a mesh axis (``hir.MeshAxis("tp")``) or into a host loop (``hir.HostLoop()``)."""
+        annotate.parallelize(self, axis, how)
+
+    def swizzle(self, axis: int, mesh_axis: str) -> None:
+        """Let each rank walk through the chunks of the streamed dimension ``axis`` beginning with its own along ``mesh_axis``."""
+        annotate.swizzle(self, axis, mesh_axis)
 
     def __repr__(self) -> str:
         return f"<TensorView %{self.name}: {self.type}>"

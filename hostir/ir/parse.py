@@ -66,6 +66,12 @@ class _Parser(Cursor):
         self.checker = Checker(())
 
     def file(self) -> tuple[dict[str, Unit], Program | None]:
+        try:
+            return self._file()
+        except RecursionError:
+            self.fail("the text is nested too deeply")
+
+    def _file(self) -> tuple[dict[str, Unit], Program | None]:
         while self.peek("unit"):
             self.unit()
         p = self.program() if self.peek("program") else None

@@ -95,7 +95,7 @@ def resolve_mesh(p: Program, mesh: Mesh | int | Mapping[str, int] | None) -> Mes
     elif mesh is not None:
         given = dict(mesh)
     if unknown := set(given) - set(names):
-        raise InputError(f"the program's mesh has no axis {sorted(unknown)[0]!r}", program=p.name, expected=names)
+        raise InputError(f"the program's mesh has no axis {min(unknown)!r}", program=p.name, expected=names)
     sizes = []
     for a in p.axes:
         size = given.get(a.name, a.size)

@@ -171,7 +171,7 @@ def order(p: Program, pair: Pair) -> Program:
     early = next((k for k in range(i + 1, j) if _on(block[k], a)), j)
     waits_long = any(_on(block[k], b) for k in range(early, j))
     if waits_long and isinstance(pair.first, (Call, Comm)) and a.index is None:
-        return _by_event(p, pair.first, block[j], b)
+        return _by_event(p, pair.first, block[j] if _is_known(b, _known_in(p, block)) else pair.second, b)
     return _insert(p, block, early, _syncs(p, block, a, b))
 
 
@@ -182,21 +182,23 @@ def _shared(one: list[tuple[Stmt | None, Block, int]], other: list[tuple[Stmt | 
 def _around(p: Program, loop: For, distance: int, block: Block, i: int, j: int, a: Stream, b: Stream) -> Program:
     """s in child i, t in child j of a later trip of ``loop``."""
     after = next((k for k in range(i + 1, len(block)) if _on(block[k], a)), None)
-    if after is not None:
-        return _insert(p, block, after, _syncs(p, block, a, b))
-    step = loop.step if isinstance(loop.step, int) else 1
-    last = j if distance == step else max(i, j)
-    before = next((k for k in range(last) if _on(block[k], a)), min(last, j) if distance == step else i)
-    return _insert(p, block, before, _syncs(p, block, _earlier(a, loop.var, step), b))
+    if after is not None:  # in the trip of s
+        return _insert(p, block, after, _syncs(p, block, a, _shifted(b, loop.var, distance)))
+    step = loop.step
+    if not isinstance(step, int) or distance == step:  # in the trip of t
+        before = j if not isinstance(step, int) else next((k for k in range(j) if _on(block[k], a)), j)
+        return _insert(p, block, before, _syncs(p, block, _shifted(a, loop.var, -distance), b))
+    before = next((k for k in range(i) if _on(block[k], a)), i)  # in the trip after that of s
+    return _insert(p, block, before, _syncs(p, block, _shifted(a, loop.var, -step), _shifted(b, loop.var, distance - step)))
 
 
-def _earlier(stream: Stream, var: Var, step: int) -> Stream:
-    """The stream that the trip before was on."""
-    if stream.index is None:
+def _shifted(stream: Stream, var: Var, by: int) -> Stream:
+    """The stream that the same statement is on when ``var`` is larger by ``by``."""
+    if stream.index is None or not by:
         return stream
 
     def swap(leaf: Leaf) -> Operand:
-        return binary("-", leaf, step) if leaf is var else leaf
+        return (binary("+", leaf, by) if by > 0 else binary("-", leaf, -by)) if leaf is var else leaf
 
     return Stream(stream.name, substitute(stream.index, swap))
 
@@ -207,8 +209,9 @@ def _syncs(p: Program, block: Block, a: Stream, b: Stream) -> list[Stmt]:
     loops: list[tuple[Var, int]] = []
 
     def reach(stream: Stream) -> Stream:
-        if stream.index is None or all(not isinstance(x, Var) or x.role == "scalar" or x in known for x in leaves(stream.index)):
+        if _is_known(stream, known):
             return stream
+        assert stream.index is not None
         if isinstance(stream.index, Bin) and stream.index.op == "%" and isinstance(stream.index.right, int):
             k = Var("k")
             loops.append((k, stream.index.right))
@@ -222,6 +225,11 @@ def _syncs(p: Program, block: Block, a: Stream, b: Stream) -> list[Stmt]:
     for k, n in reversed(loops):
         sync = For(k, 0, n, 1, (sync,))
     return [sync]
+
+
+def _is_known(stream: Stream, known: set[Var]) -> bool:
+    """Whether the index of ``stream`` has a value where the loop indices ``known`` have one."""
+    return stream.index is None or all(not isinstance(x, Var) or x.role == "scalar" or x in known for x in leaves(stream.index))
 
 
 def _known_in(p: Program, block: Block) -> set[Var]:

@@ -112,6 +112,19 @@ def test_host_work_before_a_stop_is_not_lost_and_events_are_reused(monkeypatch: 
     assert starts == sorted(starts)
 
 
+def test_a_graph_is_profiled_action_by_action_and_replayed_again_afterwards() -> None:
+    run = hir.compile(host_sum(4, 1 << 12), mode="graph")
+    a, b = torch.randn(2, 4, 1 << 12, device="cuda").bfloat16()
+    expected = [run(a, b) for _ in range(3)][-1]
+    with hir.profile() as prof:
+        results = [run(a, b) for _ in range(3)]
+    assert all(torch.equal(r, expected) for r in results)
+    assert [(r.name, r.calls) for r in prof.segments] == [("fma", 12)]
+    (plan,) = run._plans.values()
+    assert all(not bound.seen and not bound.graphs for bound in plan.profiled()._sets.values())
+    assert torch.equal(run(a, b), expected)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_rank_threads_on_one_gpu_have_their_communication_timed(mode: str) -> None:
     def ranks(world: Any) -> Any:

@@ -73,7 +73,7 @@ class Free:
 
     def call(self, s: Call, arrays: Sequence[Array], numbers: Sequence[Any], outs: Sequence[Array]) -> list[Array]:
         if [op.name for op in s.unit.fusion.ops] == ["full"]:  # how passes fill a buffer
-            return [np.full(o.shape, self.constant(s.unit.fusion.ops[0].args[1])) for o in outs]
+            return [np.full(o.shape, self.constant(s.unit.fusion.ops[0].attr("value"))) for o in outs]
         h = digest(arrays) ^ self._name(s)
         for x in numbers:
             h = _mixed(h ^ zlib.crc32(repr(x).encode()))

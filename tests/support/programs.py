@@ -430,6 +430,7 @@ class Generator:
             cond, fixed = f"rank({axis}) == {self.rng.randrange(self.count[axis])}", here.fixed | {axis}
         else:
             cond, local = f"rank({axis}) {self.pick('== 0', '> 0', '% 2 == 1', '< 2')}", True
+        local |= len(fixed) == len(self.world)
         self.emit(f"if {cond} {{")
         self.block(_Here(here.written, here.indices, here.roots, fixed, local, here.depth + 1), self.rng.randrange(1, 4))
         if self.chance(2):

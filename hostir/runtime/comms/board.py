@@ -45,16 +45,22 @@ class Board:
         self.store = store
         self.rank = rank
         self.size = size
+        self.claim(store, rank, size)
+        self._who: dict[int, tuple[str, int, str]] = {}
+
+    @staticmethod
+    def claim(store: dist.Store, rank: int, size: int) -> None:
+        """This process is ``rank``; InputError when another one has said so."""
         me = json.dumps([_machine(), os.getpid(), _start_of(os.getpid())])
         found = store.compare_set(f"who/{rank}", "", me).decode()
         if found != me:
             raise InputError(
                 f"two processes claim to be rank {rank}",
+                rank=rank,
                 expected=f"{size} processes with different ranks",
                 got=f"process {json.loads(found)[1]} and process {os.getpid()}",
-                cure="start each rank once; check the launcher's rank variables",
+                cure="start each rank once, with the launcher's rank variables, and give each job a MASTER_PORT of its own",
             )
-        self._who: dict[int, tuple[str, int, str]] = {}
 
     # ---- failures
 
@@ -111,6 +117,26 @@ class Board:
     def forget(self, key: str) -> None:
         """Remove this rank's text under ``key``."""
         self.store.delete_key(f"{key}/{self.rank}")
+
+    def meet(self, key: str, text: str, ranks: Sequence[int], patience: float, look: Callable[[Sequence[int], float], None]) -> dict[int, str]:
+        """Leave ``text`` under ``key`` and collect those of ``ranks``; fewer after ``patience`` seconds.
+
+        While some are missing, ``look(missing, seconds waited)`` is called now and then; it may raise.
+        """
+        self.post(key, text)
+        found: dict[int, str] = {}
+
+        def complete() -> bool:
+            found.update({r: t for r in ranks if r not in found and (t := self.read(key, r)) is not None})
+            return len(found) == len(ranks)
+
+        start = time.monotonic()
+        while not self.poll(complete, 0.1):
+            waited = time.monotonic() - start
+            look([r for r in ranks if r not in found], waited)
+            if waited > patience:
+                break
+        return found
 
     @staticmethod
     def poll(ready: Callable[[], bool], patience: float) -> bool:

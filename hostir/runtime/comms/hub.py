@@ -246,13 +246,18 @@ class Hub:
         """Block until ``a`` is complete; raises its error, or why it will never be."""
         if not a.finished:
             with self._changed:
-                self._block(a)
+                self._block(a, self.timeout)
         if a.error is not None:
             if isinstance(a.error, RankMismatchError) and a.meeting is not None and len(a.call.team) == self.size:
                 self._known_to_all[a.rank] = a.error
             raise a.error
 
-    def exchange(self, rank: int, tag: str, text: str, ranks: tuple[int, ...]) -> list[str]:
+    def is_quiet(self) -> bool:
+        """Whether nothing waits to be met."""
+        with self._changed:
+            return self.failure is None and not any(lane.open for lane in self._lanes.values()) and not any(s or r for s, r in self._posts.values())
+
+    def exchange(self, rank: int, tag: str, text: str, ranks: tuple[int, ...], patience: float | None = None) -> list[str]:
         with self._changed:
             number = self._exchanges.get((rank, tag, ranks), 0)
             self._exchanges[rank, tag, ranks] = number + 1
@@ -261,12 +266,12 @@ class Hub:
             self.refuse_if_broken(rank, reading.text())
             texts[rank] = text
             self._changed.notify_all()
-            self._block(reading)
+            self._block(reading, self.timeout if patience is None else patience)
             self._texts.pop((tag, ranks, number), None)
             return [texts[r] for r in ranks]
 
-    def _block(self, what: Arrival | Reading) -> None:
-        deadline = time.monotonic() + self.timeout
+    def _block(self, what: Arrival | Reading, patience: float) -> None:
+        deadline = time.monotonic() + patience
         me = threading.get_ident()
         self._waiting.setdefault(what.rank, {})[me] = what
         try:
@@ -277,16 +282,16 @@ class Hub:
                     raise self._echo(what.rank, what.text())
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    self._break(what.rank, self._timed_out(what))
+                    self._break(what.rank, self._timed_out(what, patience))
                     continue
                 self._changed.wait(left)
         finally:
             del self._waiting[what.rank][me]
 
-    def _timed_out(self, what: Arrival | Reading) -> CommTimeout:
+    def _timed_out(self, what: Arrival | Reading, patience: float) -> CommTimeout:
         missing = what.missing()
         never = f"; never arrived: {_ranks(missing)}" if missing else ""
-        lines = [f"rank {what.rank} waited {self.timeout:g} s in {what.text()}{never}", *self._positions()]
+        lines = [f"rank {what.rank} waited {patience:g} s in {what.text()}{never}", *self._positions()]
         return CommTimeout("\n".join(lines), ranks=missing)
 
     def _look_for_deadlock(self) -> None:

@@ -9,14 +9,12 @@ failure elsewhere ends them, and a timeout can say who never came.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -26,6 +24,7 @@ from hostir.runtime.comms import agree
 from hostir.runtime.comms.board import Board, Failure, Progress
 from hostir.runtime.comms.gloo import Steps
 from hostir.runtime.comms.hub import Arrival, Hub, two_threads
+from hostir.runtime.comms.lane import Lane, Opening, Pending, Wire, keep_forever
 from hostir.runtime.comms.moves import run_collective
 from hostir.runtime.comms.protocol import CommCall, Work, check_call, show_call
 from hostir.runtime.comms.threads import GroupWork
@@ -35,91 +34,7 @@ _SHORT_STEP: Final = timedelta(seconds=0.001)  # the same while other teams need
 _FIND_REASON: Final = 2.0  # seconds to find out why a connection broke
 _ANSWER: Final = 1.0  # seconds for the others to say where they are after a timeout
 _PART: Final = 5.0  # seconds to wait for the others when leaving
-
-
-def keep_forever(group: object) -> None:
-    """Never destroy ``group``, not even when the interpreter ends: a group in trouble would wait for its works."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
-
-
-class Wire(Protocol):
-    """What a backend must do for ``ProcessComms``."""
-
-    name: str
-
-    def open(self, store: dist.Store, position: int, num_members: int) -> Any: ...
-
-    def compare(self, group: Any, numbers: Sequence[int], num_members: int) -> tuple[Any, torch.Tensor]: ...
-
-    def steps(self, group: Any, call: CommCall, here: int) -> Steps: ...
-
-
-class Opening:
-    """A process group in the making, in a thread of its own because backends block until all members have come."""
-
-    def __init__(self, wire: Wire, store: dist.Store, position: int, num_members: int) -> None:
-        self.group: Any = None
-        self.error: Exception | None = None
-        self._ended = threading.Event()
-
-        def make() -> None:
-            try:
-                self.group = wire.open(store, position, num_members)
-            except Exception as error:  # noqa: BLE001  raised by whoever waits
-                self.error = error
-            self._ended.set()
-
-        threading.Thread(target=make, name="hostir: connecting", daemon=True).start()
-
-    def is_completed(self) -> bool:
-        return self._ended.is_set()
-
-    def wait(self, timeout: timedelta) -> None:
-        if not self._ended.wait(timeout.total_seconds()):
-            raise RuntimeError("still connecting")
-        if self.error is not None:
-            raise RuntimeError(f"cannot connect: {self.error}") from self.error
-
-
-class Lane:
-    """One team (or one pair, for messages) on one channel: its group, and its communications in order."""
-
-    def __init__(self, ranks: tuple[int, ...], channel: str, opening: Opening) -> None:
-        self.ranks = ranks
-        self.key = "-".join(map(str, ranks)) + (f"/{channel}" if channel else "")
-        self.opening = opening
-        self.queue: deque[Pending] = deque()  # those that have not posted all their works
-        self.issued = 0
-        self.last: Pending | None = None
-
-
-class Pending:
-    """A communication under way."""
-
-    def __init__(self, comms: ProcessComms, lane: Lane, call: CommCall) -> None:
-        self.comms = comms
-        self.lane = lane
-        self.call = call
-        self.number = lane.issued
-        self.thread = threading.get_ident()
-        self.steps: Steps | None = None
-        self.current: Any = None  # the posted backend work
-        self.is_posted = False  # no further work will be posted
-        self.finished = False
-        self.error: HostIrError | None = None
-
-    def wait(self) -> None:
-        if not self.finished:
-            self.comms.wait_for(self)
-        if self.error is not None:
-            raise self.error
-
-    def done(self) -> bool:
-        return self.comms.poll(self)
-
-    def text(self) -> str:
-        where = self.call.where()
-        return f"{show_call(self.call)}{f'  [{where}]' if where else ''}"
+_IN_FLIGHT: Final = 2.0  # seconds that data of a rank that has finished may still take
 
 
 class ProcessComms:
@@ -142,6 +57,7 @@ class ProcessComms:
         self._last_issue = time.monotonic()
         self._known_to_all: RankMismatchError | None = None  # the last error that every rank of the world has raised
         self._exchanges: dict[tuple[str, tuple[int, ...]], int] = {}
+        self._part = 0
 
     # ---- issuing
 
@@ -171,8 +87,9 @@ class ProcessComms:
     def _refuse_if_broken(self, call: CommCall) -> None:
         now = time.monotonic()
         if self.broken is None and now - self._last_issue > 1.0:  # late: the others may have given up
-            if (failure := self._board.failure()) is not None:
-                self._break(self._echo(failure, call.where() or show_call(call)))
+            with self._store_is_there(lambda: call.where() or show_call(call)):
+                if (failure := self._board.failure()) is not None:
+                    self._break(self._echo(failure, call.where() or show_call(call)))
         self._last_issue = now
         if self.broken is not None:
             headline = self.broken.message.splitlines()[0]
@@ -293,6 +210,20 @@ class ProcessComms:
 
     def wait_for(self, pending: Pending) -> None:
         """Block until ``pending`` has ended, whatever the reason."""
+        with self._store_is_there(pending.text):
+            self._wait_for(pending)
+
+    @contextlib.contextmanager
+    def _store_is_there(self, statement: Callable[[], str]) -> Iterator[None]:
+        """The store lives in rank 0's process, or in the launcher: it is gone when that one is."""
+        try:
+            yield
+        except RuntimeError as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            what = f"rank {self.rank} lost the store of this job: rank 0 or the launcher has ended ({reason})"
+            raise self._break(PeerError(what, ranks=(0,), rank=self.rank, statement=statement())) from error
+
+    def _wait_for(self, pending: Pending) -> None:
         start = last_look = time.monotonic()
         while True:
             with self._lock:
@@ -315,21 +246,27 @@ class ProcessComms:
             now = time.monotonic()
             if now - last_look >= _STEP.total_seconds():
                 last_look = now
-                self._look(pending.lane.ranks, pending.text(), is_late=now - start > 0.5)
+                self._look(pending.lane.ranks, pending.text(), now - start)
                 if now - start > self.timeout:
                     self._give_up(pending)
 
-    def _look(self, ranks: Sequence[int], statement: str, *, is_late: bool) -> None:
-        """Raise when the world has failed, or when a member has died."""
+    def _look(self, ranks: Sequence[int], statement: str, waited: float) -> None:
+        """Raise when the world has failed, or when one of ``ranks`` has died or will not come any more."""
         failure = self._board.failure()
-        if failure is None and is_late and (dead := self._board.dead(ranks)):
+        if failure is None and waited > 0.5 and (dead := self._board.dead(ranks)):
             failure = self._failure_or(self._gone(dead[0]))
+        if failure is None and waited > _IN_FLIGHT and (finished := [r for r in ranks if r != self.rank and self._has_finished(r)]):
+            text = f"rank {finished[0]} has finished: it does not take part any more"
+            failure = self._failure_or(Failure(finished[0], "PeerError", text, (finished[0],)))
         if failure is not None:
             raise self._break(self._echo(failure, statement))
 
+    def _has_finished(self, rank: int) -> bool:
+        return self._board.read("closed", rank) is not None or int(self._board.read("finished", rank) or -1) >= self._part
+
     def _gone(self, rank: int) -> Failure:
-        finished = self._board.read("closed", rank) is not None
-        return Failure(rank, "PeerError", f"rank {rank} {'has finished and' if finished else 'died: its process'} is gone", (rank,))
+        what = "has finished and is gone" if self._has_finished(rank) else "died: its process is gone"
+        return Failure(rank, "PeerError", f"rank {rank} {what}", (rank,))
 
     def _failure_or(self, guess: Failure) -> Failure:
         """The failure on the board, giving its author a moment; else ``guess`` becomes it."""
@@ -402,9 +339,9 @@ class ProcessComms:
             self._board.post_failure(Failure(self.rank, kind, text, (self.rank,)))
         self._break(PeerError(text, ranks=(self.rank,), rank=self.rank))
 
-    # ---- texts, and the end
+    # ---- texts
 
-    def exchange(self, tag: str, text: str, ranks: Sequence[int]) -> list[str]:
+    def exchange(self, tag: str, text: str, ranks: Sequence[int], patience: float | None = None) -> list[str]:
         members = tuple(ranks)
         number = self._exchanges.get((tag, members), 0)
         self._exchanges[tag, members] = number + 1
@@ -412,25 +349,42 @@ class ProcessComms:
         statement = f"comparing {tag!r} among ranks {list(members)}"
         if self.broken is not None:
             raise self._again(self.broken, statement)
-        self._board.post(f"{key}/{number}", text)
-        deadline = time.monotonic() + self.timeout
-        out: dict[int, str] = {}
-
-        def complete() -> bool:
-            out.update({r: t for r in members if r not in out and (t := self._board.read(f"{key}/{number}", r)) is not None})
-            return len(out) == len(members)
-
-        while not self._board.poll(complete, 0.1):
-            self._look(members, statement, is_late=True)
-            if time.monotonic() > deadline:
-                missing = [r for r in members if r not in out]
+        wait = self.timeout if patience is None else patience
+        with self._store_is_there(lambda: statement):
+            texts = self._board.meet(f"{key}/{number}", text, members, wait, lambda missing, waited: self._look(missing, statement, waited))
+            if missing := [r for r in members if r not in texts]:
                 self._post_progress(statement)
                 never = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} never arrived"
-                failure = Failure(self.rank, "CommTimeout", f"rank {self.rank} waited {self.timeout:g} s in {statement}: {never}")
+                failure = Failure(self.rank, "CommTimeout", f"rank {self.rank} waited {wait:g} s in {statement}: {never}")
                 raise self._break(self._echo(self._board.post_failure(failure), statement))
-        if number > 0:
-            self._board.forget(f"{key}/{number - 1}")  # whoever posted this one has read all of the one before
-        return [out[r] for r in members]
+            if number > 0:
+                self._board.forget(f"{key}/{number - 1}")  # whoever posted this one has read all of the one before
+        return [texts[r] for r in members]
+
+    # ---- several pieces of work, one after another
+
+    def begin_part(self, number: int, timeout: float) -> None:
+        """The ranks begin their ``number``-th piece of work in this world; communications of it wait up to ``timeout`` seconds."""
+        self._part, self.timeout, self._last_issue = number, timeout, time.monotonic()
+
+    def end_part(self) -> None:
+        """This rank will not communicate any more in this piece of work; whoever waits for it need not wait for the timeout."""
+        if self.broken is None and not self._closed:
+            self._board.post("finished", str(self._part))
+
+    def state(self) -> dict[tuple[str, tuple[int, ...], str], int] | None:
+        """How often this rank has communicated, by kind, team and channel: members with equal numbers can go on together.
+
+        None when nothing can follow: broken, closed, or something is still under way.
+        """
+        if self.broken is not None or self._closed or not self._alone.is_quiet():
+            return None
+        if any(lane.last is not None and not self.poll(lane.last) for lane in self._lanes.values()):
+            return None
+        lanes = {(kind, ranks, channel): lane.issued for (ranks, channel, kind), lane in self._lanes.items()}
+        return lanes | {("text", members, tag): number for (tag, members), number in self._exchanges.items()}
+
+    # ---- the end
 
     def close(self) -> None:
         if self._closed or os.getpid() != self._pid:

@@ -95,8 +95,11 @@ class Comms(Protocol):
     def issue_group(self, calls: Sequence[CommCall]) -> Work:
         """Start several that progress together: all parts are posted before any is waited for."""
 
-    def exchange(self, tag: str, text: str, ranks: Sequence[int]) -> list[str]:
-        """Every one of ``ranks`` gives a text and gets all of them, in the order of ``ranks``. For small host-side facts."""
+    def exchange(self, tag: str, text: str, ranks: Sequence[int], patience: float | None = None) -> list[str]:
+        """Every one of ``ranks`` gives a text and gets all of them, in the order of ``ranks``. For small host-side facts.
+
+        Waits ``patience`` seconds (default: the timeout of communications).
+        """
 
     def fail(self, error: BaseException) -> None:
         """Tell the others why this rank stops; they raise PeerError (or the same class, where the fault is shared)."""

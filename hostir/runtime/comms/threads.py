@@ -60,8 +60,8 @@ class ThreadComms:
         self._hub.post(arrivals)
         return GroupWork(arrivals)
 
-    def exchange(self, tag: str, text: str, ranks: Sequence[int]) -> list[str]:
-        return self._hub.exchange(self.rank, tag, text, tuple(ranks))
+    def exchange(self, tag: str, text: str, ranks: Sequence[int], patience: float | None = None) -> list[str]:
+        return self._hub.exchange(self.rank, tag, text, tuple(ranks), patience)
 
     def fail(self, error: BaseException) -> None:
         self._hub.fail(self.rank, error)

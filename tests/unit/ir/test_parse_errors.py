@@ -6,6 +6,8 @@ in docs/ir.md.
 
 from __future__ import annotations
 
+import random
+import re
 from typing import Final
 
 import pytest
@@ -307,3 +309,82 @@ def test_units_alone_are_a_file() -> None:
     units, p = parse_file(UNIT)
     assert list(units) == ["@f"]
     assert p is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "program @p(%t: bool) { " + "if %t { " * 2000 + "}" * 2001,
+        "program @p(%k: int) { if " + "(" * 3000 + "%k < 1" + ")" * 3000 + " {} }",
+        "program @p(%k: int) { if " + "%k + " * 5000 + "%k < 1 {} }",
+    ],
+    ids=["blocks", "parentheses", "sums"],
+)
+def test_text_that_is_nested_too_deeply_is_refused(text: str) -> None:
+    with pytest.raises(ParseError, match="the text is nested too deeply"):
+        parse_program(text)
+
+
+EVERYTHING: Final = """\
+unit @u(%a: f32[m, 4], %k: int, %f: float, %t: bool) {
+  %s = sum(%a, dims = [0], keepdim = true, dtype = f64)
+  %g = gelu(%a, approximate = "tanh")
+  %v, %i = topk(%g, k = %k)
+  %o = aten.odd.default(%v, [1, 2.5], none, true)
+  return %s, %i, %o
+}
+program @p(%x: f32[m, 4], inout %y: bf16[2 * m], %k: int, %f: float, %t: bool, %c: i64[2]) mesh(dp, tp = 2) scheduled {
+  %q = full(-0.5) f32[m, 4] symmetric
+  %fl = zeros i32[] symmetric
+  %h = alloc f32[2] host
+  !e = %q <- copy(%x)
+  for %i in 1 .. m step 2 {
+    %v = view %q[%i, 0 : min(%k, 3)]
+    %w = view %q.reshape(4 * m)
+    %pv = view %q.permute(1, 0)
+    %ex = view %v.expand(3, min(%k, 3))
+    %pe = view %q.peer(rank(tp) % 2)
+    sync !e -> s[%i % 3]
+    if ~%t & (%i < %k | epoch == 1) {
+      %q <- reduce(%x max to 0) over (dp, tp) on s[%i % 3]
+    } else {
+      group on comm {
+        send(%x to 0) over [0, 1]
+        %v <- recv(from 1) over [0, 1]
+      }
+    }
+    signal(%fl to 0 value %i)
+    wait(%fl value 1) on comm
+    %x2 = alloc f32[m, 4]
+    %x2 <- alltoallv(%x send [1, %i] recv %c) over tp
+  }
+  free %h
+  barrier()
+  return %q, %x
+}"""
+TOKEN: Final = re.compile(r"%\w+|@\w+|!\w+|\d+\.\d+|\w+|<-|->|\.\.|//|\s+|.")
+WORDS: Final = [*sorted({t for t in TOKEN.findall(EVERYTHING) if t.strip()}), "$", "0.5", "-1", "9" * 20, "é", '"', "%", "inf", "nan", "f8e4m3"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_damaged_text_is_refused_or_is_another_program(seed: int) -> None:
+    """Words left out, exchanged, put in: never another error than ParseError, and what does parse has a text that parses back."""
+    rng = random.Random(seed)
+    for _ in range(60):
+        tokens = TOKEN.findall(EVERYTHING)
+        for _ in range(rng.choice([1, 1, 1, 2, 3])):
+            i, j = rng.randrange(len(tokens)), rng.randrange(len(tokens))
+            match rng.randrange(4):
+                case 0:
+                    tokens[i] = ""
+                case 1:
+                    tokens[i] = rng.choice(WORDS)
+                case 2:
+                    tokens[i] += " " + rng.choice(WORDS) + " "
+                case 3:
+                    tokens[i], tokens[j] = tokens[j], tokens[i]
+        try:
+            p = parse_program("".join(tokens))
+        except ParseError:
+            continue
+        assert parse_program(str(p)) == p
