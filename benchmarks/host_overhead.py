@@ -66,7 +66,9 @@ def report(target: str, times: dict[str, list[float]], hand: str, mine: str, bar
         "target": target, "hand_us": round(by_hand, 2), "hostir_us": round(own, 2), "ratio": round(own / by_hand, 3),
         "worst_round": round(max(ratios), 3), "bar": bar, "aim": aim,
     }  # fmt: skip
-    print(f"{target:34} by hand {by_hand:8.2f} µs   hostir {own:8.2f} µs   ratio {own / by_hand:5.3f} (worst {max(ratios):5.3f})   bar {bar}, aim {aim}")
+    print(
+        f"{target:34} by hand {by_hand:8.2f} µs   hostir {own:8.2f} µs   ratio {own / by_hand:5.3f} (worst {max(ratios):5.3f})   bar {bar}, aim {aim}"
+    )
     print(json.dumps(row))
     return own / by_hand <= bar
 
@@ -111,9 +113,7 @@ def main() -> int:
     run(x, w, out=y)
     torch.testing.assert_close(y, torch.stack([x @ m for m in w]))
     torch.testing.assert_close(run(x, w), y)
-    fine = report(
-        "H1 same tensors again", interleaved({"hand": lambda: by_hand(0), "hostir": lambda: run(x, w, out=y)}), "hand", "hostir", 1.0, 0.95
-    )
+    fine = report("H1 same tensors again", interleaved({"hand": lambda: by_hand(0), "hostir": lambda: run(x, w, out=y)}), "hand", "hostir", 1.0, 0.95)
     both = interleaved({"hand": alternate(by_hand), "hostir": alternate(lambda i: run(*sets[i][:2], out=sets[i][2]))})
     fine &= report("H1 two sets in turn", both, "hand", "hostir", 1.3, 1.0)
     fine &= report("H1 fresh output", interleaved({"hand": by_hand_fresh, "hostir": lambda: run(x, w)}), "hand", "hostir", 1.25, 1.0)

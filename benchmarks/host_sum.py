@@ -55,6 +55,22 @@ def nvfuser_loop(archive: str, a: torch.Tensor, b: torch.Tensor):
     return run
 
 
+def memory() -> None:
+    """What a run holds, for few and many terms."""
+    for h in (4, 64):
+        run = hir.compile(host_sum(h, 1 << 20), outputs="static")
+        x, y = (torch.randn(h, 1 << 20, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        run(x, y)
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        run(x, y)
+        torch.cuda.synchronize()
+        peak, planned = torch.cuda.max_memory_allocated() - before, hir.verify(host_sum(h, 1 << 20)).peak_bytes
+        print(f"memory at H = {h:2}: {planned:,} bytes of program buffers (plan), {peak:,} more at the peak of a run (allocator)")
+        row(terms=h, plan_peak_bytes=planned, run_extra_bytes=peak)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--log2n", type=int, default=26)
@@ -81,6 +97,13 @@ def main() -> int:
             c.addcmul_(a[h].float(), b[h].float())
         return c
 
+    def rounded_terms() -> torch.Tensor:
+        c, t = torch.zeros(n, device="cuda"), torch.empty(n, device="cuda", dtype=torch.bfloat16)
+        for h in range(terms):
+            torch.mul(a[h], b[h], out=t)
+            torch.add(c, t, out=c)
+        return c
+
     def by_hand() -> torch.Tensor:
         c, t = torch.zeros(n, device="cuda"), torch.empty(n, device="cuda")
         for h in range(terms):
@@ -89,24 +112,31 @@ def main() -> int:
         return c
 
     whole = torch.compile(lambda x, y: (x.float() * y.float()).sum(0))
-    versions |= {"mul + add_out (torch)": by_hand, "addcmul_ (torch)": addcmul, "torch.compile, no host loop": lambda: whole(a, b)}
+    versions |= {
+        "mul + add_out (torch)": by_hand,
+        "mul to bf16 + add_out (torch)": rounded_terms,
+        "addcmul_ (torch)": addcmul,
+        "torch.compile, no host loop": lambda: whole(a, b),
+    }
     if options.nvfuser:
         versions["nvFuser, fused term"] = nvfuser_loop(options.nvfuser, a, b)
     for name, run in versions.items():
         got = run()[: 1 << 20].double()
         error = float((got - reference).norm() / reference.norm())
-        assert error < 1e-5, f"{name}: relative error {error:.1e}"
+        bound = 3e-3 if "to bf16" in name else 1e-5
+        assert error < bound, f"{name}: relative error {error:.1e}"
     src, dst = (torch.empty(1 << 30, device="cuda", dtype=torch.uint8) for _ in range(2))
     src.random_(0, 255)
     versions["device copy of 1 GiB"] = lambda: dst.copy_(src)
     times = gpu_ms(versions)
     copy_rate = 2 * (1 << 30) / median(times["device copy of 1 GiB"]) / 1e6
-    base = median(times["mul + add_out (program)"])
+    base = median(times["mul + add_out (torch)"])
     folded = {"fused": 1, "fused, jam 2": 2, "fused, jam 4": 4}
+    print(f"{'version':32} {'median':>11}   speed against mul + add_out (torch)")
     for name, values in times.items():
         ms = median(values)
         facts = {"version": name, "ms": ms, "worst_ms": max(values), "speedup_vs_add_out": base / ms}
-        text = f"{name:30} {ms:8.3f} ms   {base / ms:5.2f}x of mul + add_out"
+        text = f"{name:32} {ms:8.3f} ms   {base / ms:5.2f}x"
         if name in folded:
             moved = n * (terms * 4 + 4 * (2 * -(-terms // folded[name]) + 1))
             rate = moved / ms / 1e6
@@ -114,20 +144,11 @@ def main() -> int:
             text += f"   {rate:7.0f} GB/s = {rate / copy_rate:.2f} of the copy rate ({copy_rate:.0f})"
         print(text)
         row(**facts)
-    del out, src, dst
-    for h in (4, 64):
-        run = hir.compile(host_sum(h, 1 << 20), outputs="static")
-        x, y = (torch.randn(h, 1 << 20, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-        run(x, y)
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        run(x, y)
-        torch.cuda.synchronize()
-        peak, planned = torch.cuda.max_memory_allocated() - before, hir.verify(host_sum(h, 1 << 20)).peak_bytes
-        print(f"memory at H = {h:2}: {planned:,} bytes of program buffers (plan), {peak:,} more at the peak of a run (allocator)")
-        row(terms=h, plan_peak_bytes=planned, run_extra_bytes=peak)
-    return 0 if base / median(times["fused"]) >= 1.9 else 1
+    memory()
+    fused = median(times["fused"])
+    others = {name: median(times[name]) / fused for name in times if "add_out" in name}
+    print("fused against: " + ", ".join(f"{name} {ratio:.2f}x" for name, ratio in others.items()))
+    return 0 if others["mul + add_out (torch)"] >= 1.9 else 1
 
 
 if __name__ == "__main__":

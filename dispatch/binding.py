@@ -91,7 +91,7 @@ def _tensor(p: Program, x: Buffer, a: Any, position: int, dims: dict[str, int], 
     if a.requires_grad and torch.is_grad_enabled():
         raise InputError(
             f"{where} requires grad, and host programs are not differentiable", program=p.name,
-            cure="hir.overlap.* have gradients; hir.differentiable(forward, backward) makes one; else .detach() or torch.no_grad()",
+            cure=".detach() it, or run under torch.no_grad(); a torch.autograd.Function can wrap two programs, forward and backward",
         )  # fmt: skip
     for position_, (d, n) in enumerate(zip(x.type.dims, a.shape, strict=True)):
         if isinstance(d, Sym):

@@ -26,6 +26,7 @@ from hostir.dispatch.interpreter import MAIN_LANE, view_of
 from hostir.dispatch.lanes import Lanes
 from hostir.dispatch.profiled import NO_PROBE, Nodes, Probe
 from hostir.dispatch.segments import Segments
+from hostir.dispatch.symmetric import SymmetricBuffers
 from hostir.errors import HostIrError
 from hostir.ir.nodes import Alloc, Call, Comm, Event, Free, Group, Index, Program, Sync, ViewOp
 from hostir.ir.show import statement_text
@@ -43,7 +44,10 @@ class CompiledProgram:
 
     copies_outputs = False  # whether a caller who wants fresh outputs gets copies
 
-    def __init__(self, p: Program, scope: Scope, binding: Binding, segments: Segments, comms: Comms | None, *, static_outputs: bool = False) -> None:
+    def __init__(
+        self, p: Program, scope: Scope, binding: Binding, segments: Segments, comms: Comms | None, *, static_outputs: bool = False,
+        symmetric: SymmetricBuffers | None = None,
+    ) -> None:  # fmt: skip
         self.program = p
         self.device = binding.device
         self._segments = segments
@@ -52,8 +56,10 @@ class CompiledProgram:
         self._scalars = [x for x in p.params if isinstance(x, Var)]
         self.flat: Flat = flatten(p, scope, self._changes)
         self.lanes = Lanes(self.flat.lanes, self.device)
-        self._out_roots = list(dict.fromkeys(r.root for r in self.flat.results if r.root not in self.flat.inputs))
+        fresh = (r.root for r in self.flat.results if r.root not in self.flat.inputs and r.root.buffer.type.memory != "symmetric")
+        self._out_roots = list(dict.fromkeys(fresh))
         inner = [root for root in self.flat.roots if root not in self._out_roots]
+        self.symmetric = symmetric
         self._arena = Arena(self.flat, inner, self.device)
         self._inner = {root: self._arena.tensors[root] if root in self._arena.tensors else self._allocate(root) for root in inner}
         self._static = [self._allocate(root) for root in self._out_roots] if static_outputs else None
@@ -71,6 +77,8 @@ class CompiledProgram:
 
     def _allocate(self, root: Instance) -> torch.Tensor:
         t = root.buffer.type
+        if t.memory == "symmetric" and self.symmetric is not None:
+            return self.symmetric.tensor(root)
         host = t.memory == "host"
         pin = host and self.device.type == "cuda"
         with torch.inference_mode(False):
@@ -88,7 +96,7 @@ class CompiledProgram:
     @property
     def single_output(self) -> tuple[tuple[int, ...], torch.dtype] | None:
         """Sizes and dtype where the program has one result and it is a whole buffer of its own."""
-        if len(self.flat.results) != 1 or self.flat.results[0].chain or self.flat.results[0].root in self.flat.inputs:
+        if len(self.flat.results) != 1 or self.flat.results[0].chain or self.flat.results[0].root not in self._out_roots:
             return None
         root = self._out_roots[0]
         return self.flat.roots[root], to_torch(root.buffer.type.dtype)
@@ -122,7 +130,7 @@ class CompiledProgram:
         self.execute(bound, roots if given is None else (), [*(binding.scalars[v] for v in self._scalars), *marks], epoch)
         where = dict(zip(self._out_roots, roots, strict=True))
         by_root = {root: binding.tensors[b] for root, b in self.flat.inputs.items()} | where
-        results = [self._view(by_root[r.root], r) for r in self.flat.results]
+        results = [self._view(by_root[r.root], r) if r.root in by_root else self._view(self._inner[r.root], r).clone() for r in self.flat.results]
         if outputs is None:
             return results
         late = [(o, r.clone()) for o, r in zip(outputs, results, strict=True) if o is not r]
@@ -178,8 +186,9 @@ class CompiledProgram:
             self._sets.popitem(last=False)
         return bound
 
-    @staticmethod
-    def _view(t: torch.Tensor, ref: Ref) -> torch.Tensor:
+    def _view(self, t: torch.Tensor, ref: Ref) -> torch.Tensor:
+        if ref.region.peer is not None and self.symmetric is not None:
+            return self.symmetric.view(ref.region)
         for op in ref.chain:
             t = view_of(t, op, int)
         return t
@@ -276,7 +285,7 @@ class _Writer:
         return {root for root, rows in used.items() if 2 * len(rows) >= self.flat.roots[root][0]}
 
     def sample(self, r: Ref) -> torch.Tensor:
-        return CompiledProgram._view(self.samples[r.root], r)
+        return self.owner._view(self.samples[r.root], r)
 
     def number(self, e: Any) -> str:
         """A host number in the function: a literal, or an expression of the run's scalars and epoch."""
@@ -293,6 +302,8 @@ class _Writer:
 
     def write(self) -> Code:
         owner = self.owner
+        if owner.symmetric is not None:
+            self._emit([f"{self.names.constant(owner.symmetric.enter)}()"], None)
         self._emit(owner.lanes.enter(self.names), None)
         for position, action in enumerate(self.flat.actions):
             if isinstance(action.step.op, Sync):  # its waits are what it does
@@ -330,7 +341,7 @@ class _Writer:
     def _goes_on(self, action: Action) -> bool:
         """A communication that is under way after its lines. On a device a transport orders its stream in wait(), so none is."""
         s = action.step.op
-        moves = isinstance(s, Group) or (isinstance(s, Comm) and s.kind != "copy")
+        moves = isinstance(s, Group) or (isinstance(s, Comm) and s.kind not in ("copy", "signal", "wait"))
         return moves and action.step.stream != MAIN_LANE and not self.owner.lanes.real
 
     def _action(self, position: int, action: Action) -> None:
@@ -347,6 +358,9 @@ class _Writer:
             case Comm() if s.kind == "copy":
                 self._on(position, action)
                 self._copy(action)
+            case Comm() if s.kind in ("signal", "wait"):
+                self._on(position, action)
+                self._flag(position, action, s)
             case Comm() | Group():
                 self._on(position, action)
                 self._communicate(position, action)
@@ -400,6 +414,26 @@ class _Writer:
         blocking = ", non_blocking=True" if a.device != b.device else ""
         self._emit([f"{self.ref(out)}.copy_({self.ref(source_)}{aside}{blocking})"], action)
 
+    def _flag(self, position: int, action: Action, c: Comm) -> None:
+        symmetric = self.owner.symmetric
+        assert symmetric is not None
+        address = symmetric.address((action.step.writes or action.step.reads)[0])
+        value = self.number(action.args[1])
+        if c.kind == "signal":
+            self._emit([f"{self.names.constant(symmetric.signal)}({address}, {value})"], action)
+        else:
+            self._emit([f"{self.names.constant(symmetric.wait)}({address}, {value}, {self.names.constant(self._where(position, action))})"], action)
+
+    def _where(self, position: int, action: Action) -> Callable[[], str]:
+        """What says which statement, and where in the run, for messages."""
+        program, rank, c, indices = self.owner.program, self.owner._rank, action.step.op, dict(action.step.indices)
+
+        def where() -> str:
+            at = "".join(f", {k} = {v}" for k, v in indices.items())
+            return f"@{program.name}: {statement_text(program, c)} (at {c.loc}, step {position + 1}, rank {rank}{at})"
+
+        return where
+
     # ---- communication
 
     def _communicate(self, position: int, action: Action) -> None:
@@ -416,11 +450,7 @@ class _Writer:
     def _comm_call(self, tag: str, position: int, action: Action) -> str:
         step, c = action.step, action.step.op
         assert isinstance(c, Comm)
-        program, rank, indices = self.owner.program, self.owner._rank, dict(step.indices)
-
-        def where() -> str:
-            at = "".join(f", {k} = {v}" for k, v in indices.items())
-            return f"@{program.name}: {statement_text(program, c)} (at {c.loc}, step {position + 1}, rank {rank}{at})"
+        where = self._where(position, action)
 
         def call(ins: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], counts: Sequence[torch.Tensor | None]) -> CommCall:
             send, recv = step.counts or (None, None)

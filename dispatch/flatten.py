@@ -50,7 +50,7 @@ class Ref:
     @property
     def key(self) -> tuple[int, object]:
         layout = self.region.layout
-        return (self.root.serial, (layout.offset, layout.sizes, layout.strides))
+        return (self.root.serial, (self.region.peer, layout.offset, layout.sizes, layout.strides))
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ class _Flattener:
         self.flat = Flat()
         self._refs: dict[int, Ref] = {}
         self._pending: dict[int, tuple[Lane, tuple[Region, ...], tuple[Region, ...]]] = {}
-        self._events: dict[int, int] = {}
+        self._events: dict[int, tuple[int, ...]] = {}
         self._group: Action | None = None
         self._group_left = 0
         self._run_time = run_time
@@ -169,9 +169,13 @@ class _Flattener:
             case Call():
                 args = tuple(self._refs[id(a)] if isinstance(a, Buffer) else self._number(a) for a in s.args)
                 self._add(Action(step, args, tuple(self._refs[id(b)] for b in s.outs)))
+                self._name(s, step)
             case Comm():
                 counts = tuple(self._refs[id(c)] if isinstance(c, Buffer) else None for c in (s.send, s.recv))
-                action = Action(step, tuple(self._refs[id(b)] for b in s.ins), tuple(self._refs[id(b)] for b in s.outs), (counts[0], counts[1]))
+                args = tuple(self._refs[id(b)] for b in s.ins)
+                if s.kind in ("signal", "wait") and s.value is not None:
+                    args = (*args, self._number(s.value))
+                action = Action(step, args, tuple(self._refs[id(b)] for b in s.outs), (counts[0], counts[1]))
                 self._comm(s, step, action)
             case Group():
                 self._group = Action(step)
@@ -191,8 +195,7 @@ class _Flattener:
         if step.group is None:
             at = self._add(action)
             self._track(at, step, step.reads, step.writes)
-            if c.event is not None:
-                self._events[id(c.event)] = at
+            self._name(c, step)
             return
         assert self._group is not None
         self._group.parts += (action,)
@@ -204,8 +207,13 @@ class _Flattener:
             at = self._add(whole, reads, writes)
             self._track(at, step, reads, writes)
 
+    def _name(self, s: Call | Comm, step: Step) -> None:
+        """A stream is in order: an event waits for what its stream began before as well."""
+        if s.event is not None:
+            self._events[id(s.event)] = tuple(at for at, (lane, _, _) in self._pending.items() if lane == step.stream)
+
     def _track(self, at: int, step: Step, reads: tuple[Region, ...], writes: tuple[Region, ...]) -> None:
-        if step.stream != MAIN_LANE and not (isinstance(step.op, Comm) and step.op.kind == "copy"):
+        if step.stream != MAIN_LANE and not (isinstance(step.op, Comm) and step.op.kind in ("copy", "signal", "wait")):
             self._pending[at] = (step.stream, reads, writes)
 
     def _add(self, action: Action, reads: tuple[Region, ...] | None = None, writes: tuple[Region, ...] | None = None) -> int:
@@ -216,7 +224,7 @@ class _Flattener:
             lane, r, w = self._pending[at]
             if isinstance(step.op, Sync):
                 if isinstance(step.op.what, Event):
-                    return self._events.get(id(step.op.what)) == at
+                    return at in self._events.get(id(step.op.what), ())
                 return step.waits == lane and lane != step.stream
             if isinstance(step.op, Call) and lane == step.stream:
                 return True

@@ -27,6 +27,8 @@ def why_not(p: Program, device: torch.device, backend: str | None) -> str | None
     if backend == "threads":
         return "ranks that are threads of one process cannot capture at the same time"
     messages = any(isinstance(s, Comm) and s.kind != "copy" for s in every(p.body))
+    if messages and backend == "symm":
+        return "flags of symmetric memory count upwards with every run, which a replayed graph would not"
     if messages and backend is not None and backend not in CAPTURABLE:
         return f"communication over {backend} passes through the host, which a graph cannot replay"
     return None

@@ -19,6 +19,7 @@ from hostir.dispatch.interpreter import Interpreter
 from hostir.dispatch.profiled import run_checked, run_compiled
 from hostir.dispatch.protocol import Executor, Ids, No, all_or_none
 from hostir.dispatch.segments import Segments
+from hostir.dispatch.symmetric import SymmetricBuffers, has_symmetric
 from hostir.errors import InputError, NotCompiledError
 from hostir.graph.fusion import Fusion
 from hostir.ir.check import check_program
@@ -66,6 +67,7 @@ class HostIrExecutor(Executor):
         self._overlap = overlap
         self._schedules: OrderedDict[Hashable, Program] = OrderedDict()
         self._plans: OrderedDict[Hashable, CompiledProgram] = OrderedDict()
+        self._symmetric: OrderedDict[Hashable, SymmetricBuffers] = OrderedDict()
         self._control: tuple[Var, ...] = ()
         self._outputs = outputs
         self._fast: list[FastCall] = []
@@ -148,7 +150,7 @@ class HostIrExecutor(Executor):
         with torch.no_grad():
             scheduled = self._scheduled(mesh, binding.dims, binding.scalars)
             if self.mode == "checked":
-                return self._interpret(scheduled, scope, binding, comms, outputs)
+                return self._interpret(scheduled, scope, mesh, binding, comms, outputs)
             plan = self._plan(scheduled, scope, mesh, binding, comms)
             if (profile := running_profile()) is not None:
                 return run_compiled(profile, plan, binding, outputs, self._epoch, rank)
@@ -180,7 +182,9 @@ class HostIrExecutor(Executor):
         if reason is not None and self.mode == "graph":
             raise refuse(p, reason)
         kind = GraphedProgram if reason is None else CompiledProgram
-        made = kind(p, scope, binding, self._segments_on(binding.device, p), comms, static_outputs=self._outputs == "static")
+        symmetric = self._symmetric_buffers(p, scope, mesh, binding, comms)
+        segments = self._segments_on(binding.device, p)
+        made = kind(p, scope, binding, segments, comms, static_outputs=self._outputs == "static", symmetric=symmetric)
         self._plans[key] = made
         while len(self._plans) > MAX_PLANS:
             self._plans.popitem(last=False)
@@ -198,18 +202,31 @@ class HostIrExecutor(Executor):
         entries.append(FastCall(plan, bound, args, out, world, lambda e: entries.remove(e) if e in entries else None))
         del entries[:-MAX_SETS]
 
+    def _symmetric_buffers(self, p: Program, scope: Scope, mesh: Mesh, binding: Binding, comms: Comms | None) -> SymmetricBuffers | None:
+        """The buffers that peers address, made at the first run for these sizes, on all ranks at once."""
+        if not has_symmetric(p):
+            return None
+        control = tuple(binding.scalars[v] for v in self._control)
+        key = (threading.get_ident(), binding.device, tuple(sorted(binding.dims.items())), control, mesh.layout, mesh.shape)
+        if key not in self._symmetric:
+            self._symmetric[key] = SymmetricBuffers(p, scope, binding.dims, comms, binding.device)
+            while len(self._symmetric) > MAX_PLANS:
+                self._symmetric.popitem(last=False)
+        return self._symmetric[key]
+
     def _interpret(
-        self, p: Program, scope: Scope, binding: Binding, comms: Comms | None, outputs: Sequence[torch.Tensor] | None
+        self, p: Program, scope: Scope, mesh: Mesh, binding: Binding, comms: Comms | None, outputs: Sequence[torch.Tensor] | None
     ) -> list[torch.Tensor]:
         segments = self._segments_on(binding.device, p)
         interpreter = Interpreter(p, scope, binding, comms, segments.run)
+        interpreter.symmetric = self._symmetric_buffers(p, scope, mesh, binding, comms)
         if outputs is not None:
             interpreter.preset = self._direct(p, binding, outputs)
         if (profile := running_profile()) is not None:
             run_checked(profile, interpreter, segments)
         else:
             interpreter.run()
-        results = [interpreter.tensor(b) for b in p.results]
+        results = [interpreter.tensor(b) if b.type.memory != "symmetric" else interpreter.tensor(b).clone() for b in p.results]
         if outputs is None:
             return results
         late = [(o, r.clone()) for o, r in zip(outputs, results, strict=True) if o is not r]
@@ -266,8 +283,8 @@ class HostIrExecutor(Executor):
         p = self.program
         lines = [f"@{p.name}: mode {self.mode}, {'scheduled' if p.scheduled else 'unscheduled'}, {sum(1 for _ in every(p.body))} statements"]
         world = self._world()
-        num_comms = sum(isinstance(s, Comm) for s in every(p.body))
-        lines.append(f"  {num_comms} communications over {world.backend if world is not None else 'no transport'}")
+        num_comms = sum(isinstance(s, Comm) and s.kind != "copy" for s in every(p.body))
+        lines.append(f"  {num_comms} communications over {world.way if world is not None else 'no transport'}")
         if not self._segments:
             lines.append("  units: chosen at the first run, or give device=")
         for device, segments in self._segments.items():

@@ -7,13 +7,26 @@ outputs are replaced by what they are called outside, and every ``torch.…`` fu
 from __future__ import annotations
 
 import ast
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from hostir.dispatch.evaluate import Evaluator
 from hostir.torch_forms import GLOBALS
+
+_PARSING: Final = threading.Lock()  # Python 3.11 miscounts its recursion when two threads build syntax trees at once
+
+
+def _parse(text: str) -> ast.stmt:
+    with _PARSING:
+        return ast.parse(text).body[0]
+
+
+def _expression(text: str) -> ast.expr:
+    with _PARSING:
+        return ast.parse(text, mode="eval").body
 
 
 class Namespace:
@@ -65,7 +78,7 @@ def inline(
     ``arg_names`` and ``out_names`` are expressions that stand for them; ``tag`` makes the locals of this use unique.
     """
     text, constants, device = evaluator.code(args, outs)
-    function = ast.parse(text).body[0]
+    function = _parse(text)
     assert isinstance(function, ast.FunctionDef)
     given: dict[str, ast.expr] = {}
     outside: Mapping[str, Any] = {**GLOBALS, **constants}
@@ -99,7 +112,7 @@ def inline(
             if isinstance(value, ast.Subscript) and isinstance(value.value, ast.Name) and value.value.id in ("a", "o"):
                 known = arg_names if value.value.id == "a" else out_names
                 index = ast.literal_eval(value.slice)
-                given[target] = ast.parse(known[index], mode="eval").body
+                given[target] = _expression(known[index])
                 continue
             if isinstance(value, ast.Subscript) and isinstance(value.value, ast.Attribute):  # n_0 = a1.shape[0]
                 position, at = int(ast.unparse(value.value.value)[1:]), ast.literal_eval(value.slice)
@@ -135,7 +148,7 @@ def _flatten_matmul(statement: ast.stmt, ranks: Mapping[str, int]) -> None:
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "torch.matmul" and len(call.args) == 2:
             operands = [ast.unparse(a) for a in call.args]
             if all(ranks.get(o) == 2 for o in operands):
-                call.func = ast.parse("torch.mm", mode="eval").body
+                call.func = _expression("torch.mm")
 
 
 def _name(text: str) -> ast.Name:

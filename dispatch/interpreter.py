@@ -15,6 +15,7 @@ from typing import Protocol, assert_never
 import torch
 
 from hostir.dispatch.binding import Binding
+from hostir.dispatch.symmetric import SymmetricBuffers
 from hostir.errors import HostIrError, VerifyError
 from hostir.ir.nodes import (
     Alloc,
@@ -122,11 +123,12 @@ class Interpreter:
         self._tensors: dict[int, torch.Tensor] = {id(b): t for b, t in binding.tensors.items()}
         self._written: dict[Instance, Written | None] = {self._walker.region(b).root: None for b in binding.tensors}
         self._pending: list[_Pending] = []
-        self._events: dict[int, _Pending] = {}
+        self._events: dict[int, list[_Pending]] = {}
         self._group: list[tuple[Step, CommCall]] = []
         self._group_left = 0
         self._count = 0
         self.preset: dict[int, torch.Tensor] = {}
+        self.symmetric: SymmetricBuffers | None = None
         self.listener: Listener | None = None
 
     def tensor(self, b: Buffer) -> torch.Tensor:
@@ -136,6 +138,8 @@ class Interpreter:
         """Execute every statement; on exit, also on error, nothing is left under way."""
         step: Step | None = None
         try:
+            if self.symmetric is not None:
+                self.symmetric.enter(poison=True)
             for step in self._walker.steps():
                 self._count += 1
                 self._step(step)
@@ -177,11 +181,15 @@ class Interpreter:
         match s:
             case Alloc(out, init):
                 self._tensors[id(out)] = self._allocate(out, init)
-                self._written[self._walker.region(out).root] = Written()
+                # What peers write is not seen here; the verifier has looked.
+                self._written[self._walker.region(out).root] = Written() if out.type.memory != "symmetric" else None
             case Free(buffer):
                 del self._tensors[id(buffer)]
             case View(out, source, op):
-                self._tensors[id(out)] = view_of(self.tensor(source), op, self.scope.number)
+                if isinstance(op, Peer) and self.symmetric is not None:
+                    self._tensors[id(out)] = self.symmetric.view(self._walker.region(out))
+                else:
+                    self._tensors[id(out)] = view_of(self.tensor(source), op, self.scope.number)
             case Call():
                 args = [self.tensor(a) if isinstance(a, Buffer) else self.scope.value(a) for a in s.args]
                 self._run_unit(s.unit, args, [self.tensor(b) for b in s.outs])
@@ -195,6 +203,8 @@ class Interpreter:
                 raise AssertionError("the dry run unrolls loops and branches")
             case _:
                 assert_never(s)
+        if isinstance(s, (Call, Comm)) and s.event is not None:  # a stream is in order: what it began before must have ended too
+            self._events[id(s.event)] = [p for p in self._pending if p.lane == step.stream]
         if self.listener is not None and (not isinstance(s, Comm) or s.kind == "copy"):
             self.listener.ends(step)
         for region in step.writes:
@@ -203,6 +213,9 @@ class Interpreter:
 
     def _allocate(self, b: Buffer, init: float | int | bool | None) -> torch.Tensor:
         t = self.preset.get(id(b))
+        if t is None and self.symmetric is not None and b.type.memory == "symmetric":
+            t = self.symmetric.tensor(self._walker.region(b).root)
+            return t if init is None else t.fill_(init)  # filled with NaN before the ranks met
         if t is None:
             sizes = [self.scope.number(d) for d in b.type.dims]
             host = b.type.memory == "host"
@@ -234,7 +247,13 @@ class Interpreter:
             out.copy_(source.clone() if same_region and overlap(step.reads[0].layout, step.writes[0].layout) else source)
             return
         if c.kind in ("signal", "wait"):
-            raise VerifyError(f"{c.kind} needs peers' memory, which only the transport symm has", cure='spawn(…, transport="symm")')
+            assert self.symmetric is not None and step.value is not None
+            flag = self.symmetric.address((step.writes or step.reads)[0])
+            if c.kind == "signal":
+                self.symmetric.signal(flag, step.value)
+            else:
+                self.symmetric.wait(flag, step.value, lambda: self._where(c, step))
+            return
         if self.scope.rank not in step.team:
             raise VerifyError(
                 f"rank {self.scope.rank} executes a communication of a team that it is not in", expected=f"a member of {list(step.team)}",
@@ -262,26 +281,27 @@ class Interpreter:
         writes = tuple(r for s, _ in parts for r in s.writes)
         pending = _Pending(work, step, steps, lane, reads, writes)
         self._pending.append(pending)
-        if isinstance(step.op, Comm) and step.op.event is not None:
-            self._events[id(step.op.event)] = pending
 
     def _resolve(self, c: Comm, step: Step) -> CommCall:
         counts = step.counts
         if counts is None and c.send is not None:
             given = [tuple(self.tensor(b).tolist()) if isinstance(b, Buffer) else tuple(map(self.scope.number, b or ())) for b in (c.send, c.recv)]
             counts = (given[0], given[1])
-        program, number, rank = self.program, self._count, self.scope.rank
-        indices = dict(step.indices)
+        number = self._count
 
         def where() -> str:
-            at = "".join(f", {k} = {v}" for k, v in indices.items())
-            return f"@{program.name}: {statement_text(program, c)} (at {c.loc}, step {number}, rank {rank}{at})"
+            return self._where(c, step, number)
 
         return CommCall(
             c.kind, step.team, tuple(self.tensor(b) for b in c.ins), tuple(self.tensor(b) for b in c.outs), op=c.op, dim=c.dim,
             split=c.split, cat=c.cat, to=step.to, source=step.source, send_counts=counts[0] if counts else None,
             recv_counts=counts[1] if counts else None, where=where, step=number, agreed=True,
         )  # fmt: skip
+
+    def _where(self, c: Comm, step: Step, number: int | None = None) -> str:
+        at = "".join(f", {k} = {v}" for k, v in step.indices.items())
+        text = statement_text(self.program, c)
+        return f"@{self.program.name}: {text} (at {c.loc}, step {number or self._count}, rank {self.scope.rank}{at})"
 
     # ---- order
 
@@ -303,8 +323,7 @@ class Interpreter:
 
     def _sync(self, what: object, to: Lane, source: Lane | None) -> None:
         if isinstance(what, Event):
-            event = self._events.get(id(what))
-            self._wait([event] if event is not None else [])
+            self._wait(self._events.get(id(what), []))
         elif source != to:
             self._wait([p for p in self._pending if p.lane == source])
 

@@ -17,7 +17,7 @@ import torch
 
 from hostir.dispatch.aliasing import extent, overlap
 from hostir.dispatch.evaluate import Evaluator, evaluator
-from hostir.dispatch.protocol import Executor, No, all_or_none
+from hostir.dispatch.protocol import Executor, Ids, No, all_or_none
 from hostir.errors import InputError
 from hostir.graph.fusion import Fusion, TensorView
 from hostir.runtime.profile import active_profile
@@ -25,6 +25,7 @@ from hostir.runtime.profile import active_profile
 if TYPE_CHECKING:
     from hostir.kernels.runner import Runner
     from hostir.kernels.segment import Prepared, Segment
+    from hostir.kernels.tiling import Target
 
 MAX_ENTRIES: Final = 256
 
@@ -33,6 +34,10 @@ class KernelExecutor(Executor):
     """Generates Triton kernels for a fusion. One without operations belongs here too and launches nothing."""
 
     name: ClassVar[str] = "KernelExecutor"
+
+    def __init__(self, ids: Ids | None = None, *, target: Target | None = None) -> None:
+        super().__init__(ids)
+        self.target = target  # what code is generated for, when it is not the tensors' device as it is
 
     @classmethod
     def supports(cls, fusion: Any) -> Literal[True] | No:
@@ -65,7 +70,7 @@ class KernelExecutor(Executor):
                 cure="ex.compile(fusion, args) with example arguments",
             )
         self._check: Evaluator = evaluator(fusion)
-        self.segment: Segment = Segment(fusion)
+        self.segment: Segment = Segment(fusion, target=self.target)
         self._structural = self.segment.structural
         if args is not None:
             outs = [None if at is None else args[at] for at in self._in_place]

@@ -100,8 +100,8 @@ class Writer(Unfold):
         address = self.address(v.buffer, v.dtype, v.layout, v.guard is not None)
         guard = "" if v.guard is None else self.value(v.guard)
         rows, cols = self.along(v.layout, "rows"), self.along(v.layout, "cols")
-        if guard and not rows and not cols:
-            address += f" + tl.where({guard}, 0, 0)"
+        if guard and not ((rows or self.t.row_block == 1) and (cols or (not self.t.cols and self.t.fold == "none"))):
+            address += f" + tl.where({guard}, 0, 0)"  # the guard may have lanes along which the address does not move
         mask = self.mask(rows, cols, guard)
         text = f"tl.load({address}, mask={mask})" if mask else f"tl.load({address})"
         return self.name_of(converted(text, v.dtype, register(v.dtype)))

@@ -261,8 +261,8 @@ def moments_join(mean: tl.tensor, m2: tl.tensor, count: tl.tensor, x: tl.tensor,
 @device
 def moments(mean: tl.tensor, m2: tl.tensor, count: tl.tensor, axis: tl.tensor) -> tl.tensor:
     total = sum(count, axis)
-    middle = div(sum(mean * count, axis), total)
-    off = tl.where(count > 0, mean - middle, mean - mean)
+    middle = div(sum(tl.where(count > 0, mean * count, 0.0), axis), total)
+    off = tl.where(count > 0, mean - middle, 0.0)
     return middle, sum(m2 + off * off * count, axis), total
 
 

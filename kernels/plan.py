@@ -41,8 +41,8 @@ class Shape:
 @dataclass(slots=True)
 class Plan:
     """``sources`` are launched in order; ``schedulers`` names who planned each. Buffers are numbered: parameters, then results, then
-    result's own tensor; ``views``: results that are views of a parameter, as (result, parameter, layout); ``copies``: results that go
-    through a temporary, with the reason."""
+    temporaries. ``fresh``: the sizes of each result's own tensor; ``views``: results that are views of a parameter, as (result,
+    parameter, layout); ``copies``: results that go through a temporary, with the reason."""
 
     sources: list[Source] = field(default_factory=list)
     schedulers: list[str] = field(default_factory=list)

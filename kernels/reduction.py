@@ -9,12 +9,13 @@ from hostir.kernels.body import Body, Folded, State
 from hostir.kernels.folds import FOLDS
 from hostir.kernels.tiling import How, Runs, Target, Tiling, collapsed, main_load, ordered, power, size_of
 
-TILE: Final = 4096  # a row up to this is one tile
-LOOP: Final = 2048  # columns of a tile in a loop over an inner row
-OUTER_ROWS: Final = 64  # results side by side: 128 bytes of bf16
+TILE: Final = 8192  # a row up to this is one tile
+LOOP: Final = 4096  # columns of a tile in a loop over an inner row
+OUTER_ROWS: Final = 64  # results side by side, at least: 128 bytes of bf16
 OUTER_COLS: Final = 32
 SPLIT_INNER: Final = 4096  # columns that a program folds at least, when a row is split
 SPLIT_OUTER: Final = 256
+SPLIT_WHOLE: Final = 1 << 16  # columns from which a row that is also written is split
 MAX_SPLIT: Final = 512
 
 
@@ -35,6 +36,8 @@ def split(body: Body, target: Target) -> int:
     programs = rows if inner else math.ceil(rows / OUTER_ROWS)
     if rows == 0 or programs >= 2 * target.num_sms:
         return 1
+    if any(s.whole for s in body.stores) and (4 * programs > target.num_sms or cols < SPLIT_WHOLE):
+        return 1  # reading the rows again in another kernel costs more than idle processors
     parts = min(math.ceil(4 * target.num_sms / programs), cols // (SPLIT_INNER if inner else SPLIT_OUTER), MAX_SPLIT)
     if parts < 2:
         return 1
@@ -65,8 +68,11 @@ def choose(body: Body, target: Target, wide: bool) -> Tiling:
         row_block = max(1, min(power(num_rows) if target.tight else 16, 1024 // col_block))
         warps = max(1, min(8, row_block * col_block // 256))
         return Tiling((), rows, cols, row_block, col_block, how(num_cols, col_block), warps, wide)
-    row_block = min(OUTER_ROWS, max(power(num_rows), 16)) if target.tight else OUTER_ROWS
-    col_block = OUTER_COLS * OUTER_ROWS // row_block
+    row_block, col_block = OUTER_ROWS, OUTER_COLS
+    if target.tight:
+        col_block = min(OUTER_COLS, power(num_cols))
+        row_block = min(OUTER_ROWS * OUTER_COLS // col_block, max(power(num_rows), 16))
+        col_block = max(col_block, min(OUTER_ROWS * OUTER_COLS // row_block, power(num_cols)))
     return Tiling((), rows, cols, row_block, col_block, how(num_cols, col_block), 4, wide)
 
 
@@ -75,7 +81,7 @@ def how(num_cols: int, col_block: int) -> How:
 
 
 def tile_class(n: int, most: int, loop: int, target: Target) -> int:
-    """Columns of a tile: all ``n`` (as a power of two, or one of few classes) up to ``most``, else ``loop`` at a time."""
-    if n > most:
-        return loop
-    return max(power(n), 16) if target.tight else next((c for c in (256, 1024) if n <= c), most)
+    """Columns of a tile: all ``n`` (as a power of two, or one of two classes) up to ``most``, else ``loop`` at a time."""
+    if target.tight:
+        return max(power(n), 16) if n <= most else loop
+    return 1024 if n <= 1024 else loop

@@ -44,6 +44,10 @@ class Tiling:
     num_warps: int = 4
     wide: bool = False
 
+    def __post_init__(self) -> None:
+        if not self.rows:  # one index for all programs
+            object.__setattr__(self, "row_block", 1)
+
 
 def power(n: int) -> int:
     """The smallest power of two that is at least ``n``."""

@@ -51,23 +51,25 @@ def init(*, backend: str | None = None, device: str | torch.device | None = None
 
 
 def open_world(
-    place: Place, store: dist.Store, number: int, timeout: float, *, device: str | torch.device | None, machine_size: int | None = None
+    place: Place, store: dist.Store, name: int | str, timeout: float, *, device: str | torch.device | None, num_ranks: int | None = None
 ) -> World:
-    """The ``number``-th world of the ranks that met in ``store``; all of its ranks must come. The device is set before any group is made.
+    """A world of the first ``num_ranks`` ranks (all) that met in ``store``; each of them must come, with the same new ``name``.
 
-    ``machine_size``: how many processes share this machine, where the world is made of some of them.
+    The device is set before any group is made.
     """
+    size = place.size if num_ranks is None else num_ranks
+    one_machine = place.local_size == place.size
     chosen = pick_device(device, place.local_rank)
     if chosen.type == "cpu":
-        share_cores(machine_size or place.local_size)
-    ours = world_store(store, number)
+        share_cores(place.local_size)
+    ours = world_store(store, name)
     comms: Comms
-    if place.size == 1:
+    if size == 1:
         comms = ThreadComms(Hub(1, timeout), 0, "gloo")
     else:
-        comms = ProcessComms(GlooWire(loopback=place.local_size == place.size), ours, place.rank, place.size, timeout)
-    world = World(place.rank, place.size, place.local_rank, place.local_size, chosen, "gloo", comms)
-    if place.size > 1:
+        comms = ProcessComms(GlooWire(loopback=one_machine), ours, place.rank, size, timeout)
+    world = World(place.rank, size, place.local_rank, min(place.local_size, size), chosen, "gloo", comms)
+    if size > 1:
         join_torch(world, dist.PrefixStore("torch", ours), timeout)
     return world
 

@@ -45,9 +45,9 @@ def _of_this_attempt(store: dist.Store) -> dist.Store:
     return dist.PrefixStore(f"hostir/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
-def world_store(store: dist.Store, number: int) -> dist.Store:
-    """Where the ``number``-th world of a job (from 1) keeps its facts; ``store`` is that of ``meet``."""
-    return dist.PrefixStore(str(number), store)
+def world_store(store: dist.Store, name: int | str) -> dist.Store:
+    """Where a world of a job keeps its facts; ``store`` is that of ``meet``. The worlds of ``init`` count from 1."""
+    return dist.PrefixStore(str(name), store)
 
 
 def _meet(place: Place, timeout: float) -> tuple[Place, dist.Store]:

@@ -6,13 +6,18 @@ the echoes come after it.
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import FrameType
+from typing import Final
 
 from hostir.errors import PeerError, RankError
+
+_HERE: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,24 @@ def of_exception(rank: int, error: BaseException) -> Report:
     return Report(rank, headline, text, error, isinstance(error, PeerError))
 
 
+def users_part(stacks: str) -> str:
+    """Stacks as faulthandler prints them, innermost first, without the frames that started the user's function."""
+    threads = []
+    for text in stacks.strip().split("\n\n"):
+        lines = text.splitlines()
+        ours = next((i for i, line in enumerate(lines) if f'File "{_HERE}' in line), len(lines))
+        if "in _end_with_parent" not in text:
+            threads.append("\n".join(lines[:ours]))
+    return "\n".join(threads)
+
+
+def users_stack(frame: FrameType) -> str:
+    """Where a thread is, outermost first, without the frames that started the user's function."""
+    frames = traceback.extract_stack(frame)
+    first = max((i + 1 for i, f in enumerate(frames) if f.filename.startswith(_HERE)), default=0)
+    return "".join(traceback.format_list(frames[first:])).rstrip()
+
+
 def of_exit(rank: int, code: int) -> Report:
     """A rank whose process ended without a word; a negative ``code`` is a signal."""
     if code < 0:
@@ -56,9 +79,10 @@ def of_exit(rank: int, code: int) -> Report:
     return Report(rank, f"rank {rank} exited with code {code}")
 
 
-def of_stuck(rank: int, seconds: float) -> Report:
-    """A rank that did not end after another had failed."""
-    return Report(rank, f"rank {rank} did not end within {seconds:g} s of the failure and was ended", is_echo=True)
+def of_stuck(rank: int, limit: float | None, where: str = "") -> Report:
+    """A rank that was ended: it did not end within ``limit`` seconds, or (None) when another had failed. ``where``: its stacks."""
+    when = "after the failure" if limit is None else f"within {limit:g} s"
+    return Report(rank, f"rank {rank} did not end {when} and was ended", where, is_echo=limit is None)
 
 
 def _short(report: Report) -> str:

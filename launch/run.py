@@ -136,7 +136,7 @@ class _Job:
         if failed:
             stuck = sorted(running)
             self._end()
-            raise report.rank_error([*self._explained(store, failed), *(report.of_stuck(r, GRACE) for r in stuck)])
+            raise report.rank_error([*self._explained(store, failed), *(report.of_stuck(r, None) for r in stuck)])
 
     def _tell(self, store: Any, gone: report.Report) -> None:
         """A process that died cannot say so itself; one that raised has done so already."""

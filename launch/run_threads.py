@@ -12,7 +12,7 @@ from hostir.launch.thread_ranks import run_threads
 from hostir.runtime.world import World, current_world
 
 
-class _ByRank(io.TextIOBase):
+class ByRank(io.TextIOBase):
     """A stream that writes whole lines only, each after the rank of the thread that wrote it."""
 
     def __init__(self, target: IO[str]) -> None:
@@ -49,7 +49,7 @@ def run_script_in_threads(num_ranks: int, argv: list[str], timeout: float) -> No
         exec(code, names)
 
     saved = sys.argv, sys.stdout, sys.stderr, sys.path[:]
-    out, err = _ByRank(sys.stdout), _ByRank(sys.stderr)
+    out, err = ByRank(sys.stdout), ByRank(sys.stderr)
     sys.argv, sys.stdout, sys.stderr = argv, out, err
     sys.path.insert(0, os.path.dirname(path))
     try:

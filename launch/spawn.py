@@ -43,10 +43,21 @@ def spawn(
 
             return run_threads(lambda world: fn(world, *args, **keywords), num_ranks, timeout=timeout, device=pick_device(device, 0))
         case "gloo":
-            from hostir.launch.process_ranks import run_processes
-
-            return run_processes(fn, num_ranks, tuple(args), keywords, timeout=timeout, device=device)
+            return _in_processes(fn, num_ranks, tuple(args), keywords, timeout, None if device is None else str(device))
         case _:
             raise UnsupportedError(
                 f"there is no transport {transport!r} here", refusals={transport: "spawn knows threads and gloo"}, expected="threads, gloo"
             )
+
+
+def _in_processes(fn: Callable[..., Any], num_ranks: int, args: tuple[Any, ...], kwargs: dict[str, Any], timeout: float, device: str | None) -> list[Any]:
+    from hostir.launch.by_value import dumps_call
+    from hostir.launch.crew import Crew
+    from hostir.launch.report import rank_error
+
+    payload = dumps_call(fn, (fn, args, kwargs))
+    with Crew(num_ranks, device=device) as crew:
+        done = crew.run(payload, timeout=timeout, is_last=True)
+    if done.reports:
+        raise rank_error(list(done.reports.values()))
+    return [done.values[r] for r in range(num_ranks)]

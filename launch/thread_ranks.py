@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any, Final
 
 import torch
 
+from hostir.errors import CommTimeout
 from hostir.launch import report
 from hostir.runtime.comms.hub import Hub
 from hostir.runtime.comms.threads import ThreadComms
@@ -21,6 +23,19 @@ GRACE: Final = 10.0  # seconds for the other ranks to end after one has failed
 
 def run_threads(fn: Callable[[World], Any], num_ranks: int, *, timeout: float, device: torch.device) -> list[Any]:
     """``fn(world)`` on every rank; the results in rank order, or RankError. ``timeout`` is that of each communication, in seconds."""
+    results, reports = try_threads(fn, num_ranks, timeout=timeout, device=device)
+    if reports:
+        raise report.rank_error(list(reports.values()))
+    return [results[r] for r in range(num_ranks)]
+
+
+def try_threads(
+    fn: Callable[[World], Any], num_ranks: int, *, timeout: float, device: torch.device, limit: float | None = None, grace: float = GRACE
+) -> tuple[dict[int, Any], dict[int, report.Report]]:
+    """Results and reports by rank. After ``limit`` seconds the ranks have ``grace`` seconds to end, as after a failure.
+
+    A thread cannot be ended from outside: one that is stuck in the user's code is reported, with where it is, and left behind.
+    """
     hub = Hub(num_ranks, timeout)
     results: dict[int, Any] = {}
     reports: dict[int, report.Report] = {}
@@ -48,25 +63,32 @@ def run_threads(fn: Callable[[World], Any], num_ranks: int, *, timeout: float, d
     for thread in threads:
         thread.start()
     try:
-        _join(threads, reports)
+        late = _join(threads, reports, hub, limit, grace)
     except BaseException as error:
         hub.fail(0, error)
         raise
-    if reports:
-        stuck = [r for r, t in enumerate(threads) if t.is_alive()]
-        raise report.rank_error([*reports.values(), *(report.of_stuck(r, GRACE) for r in stuck)])
-    return [results[r] for r in range(num_ranks)]
+    reports |= {r: report.of_stuck(r, None if reports else limit, where) for r, where in late.items()}
+    return results, reports
 
 
-def _join(threads: list[threading.Thread], reports: dict[int, report.Report]) -> None:
-    deadline = None
+def _join(threads: list[threading.Thread], reports: dict[int, report.Report], hub: Hub, limit: float | None, grace: float) -> dict[int, str]:
+    """Wait for all; where those are that do not end."""
+    deadline = None if limit is None else time.monotonic() + limit
+    is_last_wait = False
     for thread in threads:
         while thread.is_alive():
-            thread.join(0.1)
-            if reports and deadline is None:
-                deadline = time.monotonic() + GRACE
-            if deadline is not None and time.monotonic() > deadline:
-                return  # it is stuck in the user's code; a thread cannot be ended from outside
+            thread.join(0.1 if deadline is None else min(0.1, max(deadline - time.monotonic(), 0.0)))
+            is_over = deadline is not None and time.monotonic() > deadline
+            if is_over and is_last_wait:
+                frames = sys._current_frames()
+                stuck = {r: t for r, t in enumerate(threads) if t.is_alive()}
+                return {r: report.users_stack(frames[t.ident or 0]) for r, t in stuck.items() if t.ident in frames}
+            if is_over and not reports:
+                hub.fail(0, CommTimeout(f"the ranks had {limit:g} s"))
+            if (is_over or reports) and not is_last_wait:
+                is_last_wait = True
+                deadline = time.monotonic() + grace
+    return {}
 
 
 def _own_stream(device: torch.device) -> contextlib.AbstractContextManager[Any]:

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 from hostir.graph.fusion import Op, TensorView
 from hostir.graph.row import Row
 from hostir.graph.table import TABLE, bound_of
-from hostir.types import Dim, dims_equal
+from hostir.types import Dim, dims_equal, product
 
 Labels: TypeAlias = tuple[int | None, ...]
 
@@ -32,13 +32,16 @@ COMBINES: Final[Mapping[str, tuple[str, str]]] = {
 @dataclass(frozen=True)
 class Axes:
     """``ins``: each tensor operand with its labels, the one that decides first, first. ``outs``: the labels of each result. ``reduced``:
-    label -> the reduction (``sum``, ``max``, …) by which its terms combine; ``whole`` labels are those of dimensions that must be given
-    to all parts at once although they are cut (mean, var: their terms do not simply combine)."""
+    label -> the reduction (``sum``, ``max``, …) by which its terms combine. ``composite``: reduced labels whose terms do not simply
+    combine (mean, var). ``once``: operands that are added to the reduction, so only one part may add them (a bias). ``where``: for each
+    entry of ``ins`` the parameter, and the place in its list (0 where it is none)."""
 
     ins: tuple[tuple[TensorView, Labels], ...]
     outs: tuple[Labels, ...]
     reduced: Mapping[int, str] = field(default_factory=dict)
     composite: frozenset[int] = frozenset()
+    once: tuple[TensorView, ...] = ()
+    where: tuple[tuple[str, int], ...] = ()
 
 
 class _Builder:
@@ -49,9 +52,11 @@ class _Builder:
         self.row = TABLE[op.name]
         self.bound = bound_of(op.name, op.args, op.attrs)
         self.ins: list[tuple[TensorView, list[int | None]]] = []
+        self.where: list[tuple[str, int]] = []
         self.outs: list[list[int | None]] = [[None] * _rank(o) for o in op.outs]
         self.reduced: dict[int, str] = {}
         self.composite: set[int] = set()
+        self.once: list[TensorView] = []
         self.count = 0
 
     def new(self) -> int:
@@ -63,8 +68,11 @@ class _Builder:
         tv = self.bound.get(name)
         if not isinstance(tv, TensorView):
             return None
-        labels: list[int | None] = [None] * _rank(tv)
+        return self.add(name, 0, tv, [None] * _rank(tv))
+
+    def add(self, name: str, place: int, tv: TensorView, labels: list[int | None]) -> list[int | None]:
         self.ins.append((tv, labels))
+        self.where.append((name, place))
         return labels
 
     def dims(self, name: str) -> tuple[Dim, ...]:
@@ -73,8 +81,9 @@ class _Builder:
         return tv.known.dims
 
     def done(self) -> Axes:
+        ins = tuple((tv, tuple(labels)) for tv, labels in self.ins)
         return Axes(
-            tuple((tv, tuple(labels)) for tv, labels in self.ins), tuple(map(tuple, self.outs)), dict(self.reduced), frozenset(self.composite)
+            ins, tuple(map(tuple, self.outs)), dict(self.reduced), frozenset(self.composite), tuple(self.once), tuple(self.where)
         )  # fmt: skip
 
 
@@ -94,10 +103,10 @@ def axes_of(op: Op) -> Axes:
         return Axes(tuple((tv, (None,) * _rank(tv)) for tv in everything), tuple((None,) * _rank(o) for o in op.outs))
     b = _Builder(op)
     RULES.get(row.shard, _none)(b)
-    listed = {id(tv) for tv, _ in b.ins}
-    for tv in everything:
-        if id(tv) not in listed:
-            b.ins.append((tv, [None] * _rank(tv)))
+    for name, v in b.bound.items():  # the operands that no rule speaks of stay whole
+        for i, tv in enumerate(v if isinstance(v, tuple) else (v,)):
+            if isinstance(tv, TensorView) and (name, i) not in b.where:
+                b.add(name, i, tv, [None] * _rank(tv))
     return b.done()
 
 
@@ -219,8 +228,7 @@ def _matmul(b: _Builder) -> None:
             j = at - (len(labels) - 2) + i
             if not (_is_one(dims[i]) and not _is_one(shape[j])):
                 labels[i] = out[j]
-    if "c" in b.bound:
-        _aligned(b, out, shape, ["c"])
+    _added(b, "c")
 
 
 def _linear(b: _Builder) -> None:
@@ -234,7 +242,15 @@ def _linear(b: _Builder) -> None:
         x[i] = out[i] = b.new()
     if len(w) > 1:
         w[0] = out[-1] = b.new()
-    _aligned(b, out, b.op.outs[0].known.dims, ["b"])
+    _added(b, "b")
+
+
+def _added(b: _Builder, name: str) -> None:
+    """An operand that is added to a product."""
+    tv = b.bound.get(name)
+    if isinstance(tv, TensorView):
+        _aligned(b, b.outs[0], b.op.outs[0].known.dims, [name])
+        b.once.append(tv)
 
 
 def _attention(b: _Builder) -> None:
@@ -292,31 +308,19 @@ def groups(old: Sequence[Dim], new: Sequence[Dim]) -> list[tuple[list[int], list
     found: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(old) or j < len(new):
-        left, right = [], []
-        a: Dim = 1
-        c: Dim = 1
-        while True:
-            if left and right and dims_equal(a, c) is True:
-                break
-            known = isinstance(a, int) and isinstance(c, int)
-            if i < len(old) and (j >= len(new) or not left or (right and known and a < c) or (right and not known and len(left) <= len(right))):
-                left.append(i)
-                a = _product(a, old[i])
-                i += 1
-            elif j < len(new):
-                right.append(j)
-                c = _product(c, new[j])
-                j += 1
-            else:
-                break
-        found.append((left, right))
+        p, q = _shortest(old[i:], new[j:])
+        found.append((list(range(i, i + p)), list(range(j, j + q))))
+        i, j = i + p, j + q
     return found
 
 
-def _product(a: Dim, c: Dim) -> Dim:
-    from hostir.types import product
-
-    return product((a, c))
+def _shortest(old: Sequence[Dim], new: Sequence[Dim]) -> tuple[int, int]:
+    """How many dimensions of each make the shortest pair of runs with equally many elements."""
+    for length in range(1, len(old) + len(new)):
+        for p in range(max(length - len(new), 0), min(length, len(old)) + 1):
+            if dims_equal(product(tuple(old[:p])), product(tuple(new[: length - p]))) is True:
+                return p, length - p
+    return len(old), len(new)
 
 
 def _expand(b: _Builder) -> None:
@@ -341,7 +345,7 @@ def _expand(b: _Builder) -> None:
 def _kept(b: _Builder, old: int, new: int) -> list[tuple[int, int]]:
     if "shape" in b.bound:  # expand: from the right
         return [(i, i + new - old) for i in range(old)]
-    if b.row.name == "squeeze" or new < old:
+    if new < old:  # squeeze
         gone = {d % max(old, 1) for d in b.bound["dims"]}
         dims = b.dims("x")
         left = [i for i in range(old) if not (i in gone and _is_one(dims[i]))]
@@ -381,9 +385,8 @@ def _cat(b: _Builder) -> None:
     for j in range(len(out)):
         if j != dim:
             out[j] = b.new()
-    for tv in b.bound["xs"]:
-        mine = list(out) if _rank(tv) == len(out) else [label for j, label in enumerate(out) if j != dim]
-        b.ins.append((tv, mine))
+    for i, tv in enumerate(b.bound["xs"]):
+        b.add("xs", i, tv, list(out) if _rank(tv) == len(out) else [label for j, label in enumerate(out) if j != dim])
 
 
 def _gather(b: _Builder) -> None:
@@ -402,8 +405,6 @@ def _gather(b: _Builder) -> None:
             label = x[i] = index[i] = b.outs[0][i] = b.new()
             if y is not None:
                 y[i] = label
-        elif y is None:
-            index[i] = b.outs[0][i] = b.new() if False else None
 
 
 def _index_select(b: _Builder) -> None:

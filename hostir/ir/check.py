@@ -351,6 +351,11 @@ class Checker:
         for c in comms:
             if c.kind in ("copy", "signal", "wait", "barrier"):
                 raise BuildError(f"{c.kind} does not belong in a group")
+            if c.event is not None:
+                raise BuildError(
+                    "a part of a group has no name of its own: the parts begin and end together", got=f"!{c.event.name}",
+                    cure="sync the group's stream, or name a statement after it",
+                )  # fmt: skip
             if c.stream is not MAIN and c.stream is not s.stream:
                 raise BuildError("the communications of a group run on the group's stream")
             for other in comms:

@@ -11,11 +11,12 @@ from typing import TypeAlias
 
 import numpy as np
 
-from hostir.ir.cohort import Cohort, Move, Use
+from hostir.ir.cohort import Cohort, Move, PerRank, Use
 from hostir.ir.diagnostics import Diagnostic, Findings, Place, Texts
 from hostir.ir.nodes import Alloc, Buffer, Call, Comm, Free
 from hostir.ir.race import Order
 from hostir.ir.regions import Layout, Written, runs
+from hostir.ir.teams import Ints
 from hostir.ir.walk import Instance
 
 Remote: TypeAlias = dict[tuple[Buffer, int, int], list[Layout]]  # (buffer, its how-manieth life, rank) -> what peers write there
@@ -128,16 +129,36 @@ def find_unwritten(c: Cohort, findings: Findings, texts: Texts, remote: Remote |
                 freed[u.root.serial] = m
         if isinstance(op, Call) or (isinstance(op, Comm) and op.kind not in ("wait", "signal")):
             flags = op.awaits.root if isinstance(op, Call) and op.awaits is not None else None
-            for u in m.uses:
+            uses = m.uses if m.counts is None else _counted(m)
+            for u in uses:
                 if not u.write and u.peer is None and u.root.buffer is not flags:
                     check(m, u)
-            for u in m.uses:
+            for u in uses:
                 if u.write and u.peer in (None, c.ranks[0]) and (held := of(u.root)) is not None:
                     held.write(u)
     for u in c.results:
         if (before := freed.get(u.root.serial)) is not None:
             _after_free(c, before, None, u, findings, texts)
         check(None, u)
+
+
+def row_total(counts: Sequence[PerRank]) -> Ints:
+    """The rows that an alltoallv sends, or receives, in all: one number for all ranks of a cohort, or one each."""
+    return np.asarray(sum(np.asarray(n, np.int64) for n in counts))
+
+
+def _counted(m: Move) -> list[Use]:
+    """The uses of an alltoallv whose counts are known: of as many rows as are sent and received, and no more."""
+    assert m.counts is not None
+    found: list[Use] = []
+    for u in m.uses:
+        total = row_total(m.counts[u.write])
+        for n in np.unique(total).tolist():
+            layout = Layout(u.layout.offset, (n, *u.layout.sizes[1:]), u.layout.strides)
+            mine = None if total.ndim == 0 else total == n
+            only = u.only if mine is None else mine if u.only is None else mine & u.only
+            found.append(u._replace(layout=layout, only=None if only is None or only.all() else only))
+    return found
 
 
 def _element(name: str, flat: int, sizes: tuple[int, ...]) -> str:

@@ -60,33 +60,6 @@ def remote_writes(cohorts: Sequence[Cohort]) -> Remote:
     return found
 
 
-def find_remote_reads(p: Program, cohorts: Sequence[Cohort], findings: Findings, texts: Texts) -> None:
-    """Reads of a peer's buffer that nobody writes in the whole run. Inputs are written."""
-    params = set(p.params)
-    layouts: dict[Place, set[Layout]] = {}
-    readers: dict[tuple[Place, Layout], list[tuple[Cohort, Move]]] = {}
-    for c in cohorts:
-        for m in c.moves:
-            if isinstance(m.step.op, Alloc):
-                layouts.setdefault(_place(c, m.uses[0]), set())
-            for u in _data(m):
-                if u.write and not isinstance(m.step.op, Free):
-                    layouts.setdefault(_place(c, u), set()).add(u.layout)
-                elif u.peer is not None and not u.write:
-                    readers.setdefault((_place(c, u), u.layout), []).append((c, m))
-    for (where, layout), found in readers.items():
-        rank, buffer, _ = where
-        written = Written()
-        for other in layouts.get(where, ()):
-            written.add(other)
-        if where in layouts and buffer not in params and not written.covers(layout):
-            for c, m in found:
-                what, cure = f"this reads elements of a peer's %{buffer.name} that nothing writes", f"write all of %{buffer.name} there first"
-                place = texts.place(m.step.op, m.at, f"reads %{buffer.name} of rank {rank}")
-                diagnostic = Diagnostic("unwritten", what, (place,), cure=cure)
-                findings.add(("peer", id(m.step.op), buffer), c.ranks, lambda d=diagnostic: d)  # type: ignore[misc]
-
-
 # --------------------------------------------------------------------------------------------------------------- one clock for all
 
 
@@ -218,7 +191,8 @@ def _meets(m: Move) -> bool:
 
 
 def find_remote_races(p: Program, cohorts: Sequence[Cohort], teams: Teams, findings: Findings, texts: Texts) -> None:
-    """Races of a program whose ranks touch each other's memory, those on one rank included. The ranks agree and do not deadlock."""
+    """Races of a program whose ranks touch each other's memory, those on one rank included, and reads of symmetric memory that nobody
+    has written by then. The ranks agree and do not deadlock."""
     clock = _Clock(p, cohorts)
     Meeting(cohorts, teams, clock).run()
     clock.finish()
@@ -234,6 +208,8 @@ def find_remote_races(p: Program, cohorts: Sequence[Cohort], teams: Teams, findi
             for a, b, _ in uses.unordered(order):
                 for k, j in zip(a.tolist(), b.tolist(), strict=True):
                     _report(clock, owner, buffer, uses.found[k], uses.found[j], findings, texts)
+    if not len(findings):
+        _find_unwritten(p, clock, order, findings, texts)
 
 
 def _report(clock: _Clock, owner: int, buffer: Buffer, one: tuple[int, Use], other: tuple[int, Use], findings: Findings, texts: Texts) -> None:
@@ -251,3 +227,43 @@ def _report(clock: _Clock, owner: int, buffer: Buffer, one: tuple[int, Use], oth
 
 def _verb(m: Move, u: Use) -> str:
     return "signals" if isinstance(m.step.op, Comm) and m.step.op.kind == "signal" else "writes" if u.write else "reads"
+
+
+def _whose(peer: bool) -> str:
+    return "a peer's" if peer else "its own"
+
+
+def _find_unwritten(p: Program, clock: _Clock, order: Order, findings: Findings, texts: Texts) -> None:
+    """Reads of symmetric memory that the writes before them do not cover. Without races every write is before a read or after it."""
+    places: dict[Place, list[tuple[int, Use]]] = {}
+    filled: set[Place] = {(rank, b, 0) for rank in clock.ranks for b in p.params if isinstance(b, Buffer)}
+    for i, (rank, m) in enumerate(clock.entered):
+        for u in _data(m):
+            place = _place(clock.ranks[rank].cohort, u)
+            if u.root.buffer.type.memory == "symmetric" and u.layout.numel and not isinstance(m.step.op, Free):
+                if isinstance(m.step.op, Alloc):
+                    filled.add(place)
+                places.setdefault(place, []).append((i, u))
+    for place, found in places.items():
+        if place in filled:
+            continue
+        at, layouts = np.array([i for i, u in found if u.write], np.int64), [u.layout for _, u in found if u.write]
+        known: dict[bytes, Written] = {}
+        for i, u in found:
+            if u.write:
+                continue
+            same = order.lane[at] == order.lane[i]
+            done = np.where(same, order.clock[at] < order.clock[i], order.known[order.version[i], order.lane[at]] >= order.clock[at])
+            if (written := known.get(done.tobytes())) is None:
+                written = known[done.tobytes()] = Written()
+                for layout in {layouts[k] for k in np.flatnonzero(done)}:
+                    written.add(layout)
+            if not written.covers(u.layout):
+                rank, m = clock.entered[i]
+                name = u.root.buffer.name
+                what = f"this reads elements of {_whose(place[0] != rank)} %{name} that nothing has written by then"
+                where = texts.place(m.step.op, m.at, f"rank {rank} reads %{name} of rank {place[0]}")
+                findings.add(
+                    ("peer", id(m.step.op), u.root.buffer), {rank},
+                    lambda what=what, where=where, name=name: Diagnostic("unwritten", what, (where,), cure=f"write all of %{name} there first"),  # type: ignore[misc]
+                )  # fmt: skip

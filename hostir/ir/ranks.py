@@ -257,6 +257,8 @@ def _circle(waits: dict[int, list[int]]) -> list[int]:
     """Ranks that wait for each other in a circle, smallest first; empty when there is none."""
     state: dict[int, int] = {}
     for start, first in waits.items():
+        if start in state:
+            continue
         path: list[int] = []
         stack = [(start, iter(first))]
         while stack:

@@ -10,15 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from hostir.errors import BuildError, InputError, VerifyError
 from hostir.graph.unify import result_types, unify
 from hostir.ir.check import check_program
 from hostir.ir.cohort import Cohort, Move, cohorts, one_sided
 from hostir.ir.diagnostics import Diagnostic, Findings, Texts, of_error
 from hostir.ir.kinds import COMMS
-from hostir.ir.lifetimes import find_unwritten, peak_bytes
+from hostir.ir.lifetimes import find_unwritten, peak_bytes, row_total
 from hostir.ir.nodes import Alloc, Buffer, Call, Comm, Program, every
-from hostir.ir.onesided import find_remote_races, find_remote_reads, remote_writes
+from hostir.ir.onesided import find_remote_races, remote_writes
 from hostir.ir.race import Order, find_races, order_of
 from hostir.ir.ranks import find_disagreements
 from hostir.ir.teams import Teams
@@ -117,7 +119,6 @@ def _check_contents(p: Program, found: Sequence[Cohort], orders: Sequence[Order 
         before = len(findings)
         find_disagreements(p, found, teams, findings, texts)
         if remote is not None and len(findings) == before:
-            find_remote_reads(p, found, findings, texts)
             find_remote_races(p, found, teams, findings, texts)
 
 
@@ -161,7 +162,7 @@ def _check_sizes(c: Cohort, findings: Findings, texts: Texts) -> None:
         elif isinstance(op, Call):
             key = (id(op), tuple(u.layout.sizes for u in m.uses))
         elif isinstance(op, Comm):
-            key = (id(op), m.sizes, len(m.step.team))
+            key = (id(op), m.sizes, len(m.step.team), _counts_key(m))
         else:
             continue
         if key not in known:
@@ -182,7 +183,7 @@ def _size_error(m: Move) -> BuildError | None:
     if isinstance(op, Call):
         return _call_error(op, m)
     assert isinstance(op, Comm)
-    return _comm_error(op, m.sizes, len(m.step.team))
+    return _comm_error(op, m.sizes, len(m.step.team)) or _counts_error(op, m)
 
 
 def _call_error(op: Call, m: Move) -> BuildError | None:
@@ -197,6 +198,24 @@ def _call_error(op: Call, m: Move) -> BuildError | None:
         got = TensorType(b.type.dtype, sizes)
         if want is not None and got.agrees(want) is False:
             return BuildError(f"@{op.unit.name} does not fit into %{b.name}", expected=want, got=got)
+    return None
+
+
+def _counts_key(m: Move) -> object:
+    return m.counts and tuple(x.tobytes() if isinstance(x, np.ndarray) else x for side in m.counts for x in side)
+
+
+def _counts_error(op: Comm, m: Move) -> BuildError | None:
+    """Whether an alltoallv has the rows that it counts, on the ranks where it counts most (and least)."""
+    if m.counts is None:
+        return None
+    for name, side, sizes, b in zip(("sends", "receives"), m.counts, m.sizes, (op.ins[0], op.outs[0]), strict=True):
+        most, least = int(np.max(row_total(side))), min(int(np.min(n)) for n in side)
+        if most > sizes[0] or least < 0:
+            return BuildError(
+                f"alltoallv {name} {most if least >= 0 else least} rows, and %{b.name} has {sizes[0]}", expected=f"0 .. {sizes[0]} rows in all",
+                got=most if least >= 0 else least,
+            )  # fmt: skip
     return None
 
 

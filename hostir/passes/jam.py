@@ -32,7 +32,7 @@ def jam(p: Program, u: int) -> Program:
 
 def _accumulates(loop: For) -> tuple[Call, int] | None:
     """The one call of the body and the position of its accumulator among the arguments."""
-    *views, last = loop.body if loop.body else (None,)
+    *views, last = loop.body or (None,)
     if not isinstance(last, Call) or not all(isinstance(v, View) for v in views) or len(last.outs) != 1 or loop.step != 1:
         return None
     at = [i for i, a in enumerate(last.args) if a is last.outs[0]]

@@ -8,7 +8,7 @@ being filled while the other is read), a program taken as written gets a PlanErr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, assert_never
 
@@ -28,6 +28,7 @@ from hostir.ir.nodes import (
     Index,
     Program,
     Stmt,
+    Stream,
     Sync,
     Unit,
     View,
@@ -59,7 +60,7 @@ def memory(
     skipped: set[int] = set()
     while (found := _innermost(p, skipped)) is not None:
         loop, alloc = found
-        if _depends(alloc, loop):
+        if _depends(alloc, loop) or alloc.out.type.memory == "symmetric":  # peers may be at an earlier trip's copy
             skipped.add(id(alloc.out))
             continue
         p = _hoisted(p, loop, alloc, mesh, dims, scalars, may_sync)
@@ -213,19 +214,29 @@ def with_buffers(body: Block, swap: dict[int, Buffer]) -> Block:
 
 def free_last_uses(p: Program) -> Program:
     """A ``free`` after the last use of each top-level buffer that only main uses. What other streams use stays until the exit: a free
-    on main would have to wait for them."""
+    on main would have to wait for them. So does symmetric memory, which peers use."""
     kept = {id(b.root) for b in p.results} | {id(s.buffer) for s in every(p.body) if isinstance(s, Free)}
     last: dict[int, int] = {}
-    alone: dict[int, bool] = {}
+    elsewhere: set[int] = set()
     for i, top in enumerate(p.body):
-        for s in every((top,)):
-            on_main = not isinstance(s, (Call, Comm, Group)) or s.stream.name == MAIN.name
-            touched = (*reads(s), *writes(s)) if not isinstance(s, Group) else ()
-            for b in touched:
-                last[id(b.root)] = i
-                alone[id(b.root)] = alone.get(id(b.root), True) and on_main
+        for b, stream in _touched(top):
+            last[id(b.root)] = i
+            if stream.name != MAIN.name:
+                elsewhere.add(id(b.root))
     frees: dict[int, list[Stmt]] = {}
     for s in p.body:
-        if isinstance(s, Alloc) and id(s.out) not in kept and id(s.out) in last and alone[id(s.out)] and last[id(s.out)] < len(p.body) - 1:
-            frees.setdefault(last[id(s.out)], []).append(Free(s.out, s.loc))
+        if isinstance(s, Alloc) and s.out.type.memory != "symmetric" and id(s.out) not in kept | elsewhere:
+            if last.get(id(s.out), len(p.body)) < len(p.body) - 1:
+                frees.setdefault(last[id(s.out)], []).append(Free(s.out, s.loc))
     return p.with_(body=tuple(x for i, s in enumerate(p.body) for x in (s, *frees.get(i, ()))))
+
+
+def _touched(s: Stmt, stream: Stream = MAIN) -> Iterator[tuple[Buffer, Stream]]:
+    """The buffers that ``s`` and what is in it use, and on which stream; parts of a group run on the group's."""
+    if isinstance(s, (Call, Comm, Group)) and stream is MAIN:
+        stream = s.stream
+    for b in (*reads(s), *writes(s)):
+        yield b, stream
+    for inner in blocks(s):
+        for part in inner:
+            yield from _touched(part, stream)

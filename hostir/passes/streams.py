@@ -13,12 +13,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 from hostir.errors import PlanError
-from hostir.ir.cohort import Move, cohorts
+from hostir.ir.cohort import Cohort, Move, Use, cohorts, one_sided
 from hostir.ir.diagnostics import loops_of
-from hostir.ir.nodes import MAIN, Alloc, Call, Comm, Event, For, Group, If, Program, Stmt, Stream, Sync, blocks, every, rewrite
+from hostir.ir.nodes import MAIN, Alloc, Buffer, Call, Comm, Event, For, Group, If, Program, Stmt, Stream, Sync, blocks, every, rewrite
 from hostir.ir.race import Uses, order_of, uses_by_root
+from hostir.ir.regions import dense
+from hostir.ir.walk import Instance
 from hostir.mesh import Mesh
-from hostir.types import Bin, Leaf, Operand, Var, binary, leaves, substitute
+from hostir.types import Bin, Leaf, Operand, TensorType, Var, binary, dtype_of, leaves, substitute
 
 MAX_SYNCS: Final = 2000
 
@@ -48,17 +50,19 @@ def streams(
         return p
     if overlap == "off":
         return _all_on_main(p).with_(scheduled=True)
-    if not any(isinstance(s, (Call, Comm, Group)) and s.stream.name != MAIN.name for s in every(p.body)):
+    peers = one_sided(p)
+    if not peers and not any(isinstance(s, (Call, Comm, Group)) and s.stream.name != MAIN.name for s in every(p.body)):
         p = _comms_aside(p)
-    return add_syncs(p.with_(scheduled=True), mesh, dims=dims, scalars=scalars)
+    return add_syncs(p.with_(scheduled=True), mesh, dims=dims, scalars=scalars, peers=peers)
 
 
 def add_syncs(
-    p: Program, mesh: Mesh, *, dims: Mapping[str, int] | None = None, scalars: Mapping[str, Any] | None = None
+    p: Program, mesh: Mesh, *, dims: Mapping[str, int] | None = None, scalars: Mapping[str, Any] | None = None, peers: bool = False
 ) -> Program:
-    """A scheduled program with one sync more for each pair that is not ordered yet."""
+    """A scheduled program with one sync more for each pair that is not ordered yet. With ``peers`` what orders ranks (signals, waits,
+    barriers) counts: what came before it in program order stays before it, and what came after it after."""
     for _ in range(MAX_SYNCS):
-        pair = first_unordered(p, mesh, dims=dims, scalars=scalars)
+        pair = first_unordered(p, mesh, dims=dims, scalars=scalars, peers=peers)
         if pair is None:
             return p
         p = order(p, pair)
@@ -66,7 +70,7 @@ def add_syncs(
 
 
 def first_unordered(
-    p: Program, mesh: Mesh, *, dims: Mapping[str, int] | None = None, scalars: Mapping[str, Any] | None = None
+    p: Program, mesh: Mesh, *, dims: Mapping[str, int] | None = None, scalars: Mapping[str, Any] | None = None, peers: bool = False
 ) -> Pair | None:
     """The conflicting pair without an order whose later statement comes first in program order, on any rank."""
     for c in cohorts(p, mesh, dims=dims, scalars=scalars):
@@ -74,18 +78,59 @@ def first_unordered(
             raise c.error
         clocks = order_of(c.moves)
         best: tuple[int, int] | None = None
-        for found in uses_by_root(c).values():
+        for found in [*uses_by_root(c).values(), *([_meetings(c)] if peers else [])]:
             if len({int(clocks.lane[i]) for i, _ in found}) == 1 or not any(u.write for _, u in found):
                 continue
             uses = Uses(found, len(c.ranks))
             for a, b, _ in uses.unordered(clocks):
                 earlier, later = uses.move[a], uses.move[b]
+                if found and found[0][1].root is _MEETING:
+                    kept = [_ordered_across(c.moves[i], c.moves[j]) for i, j in zip(earlier, later, strict=True)]
+                    a, b, earlier, later = a[kept], b[kept], earlier[kept], later[kept]
+                    if not len(a):
+                        continue
                 k = min(range(len(a)), key=lambda k: (int(later[k]), -int(earlier[k])))
                 candidate = (int(later[k]), -int(earlier[k]))
                 best = candidate if best is None else min(best, candidate)
         if best is not None:
             return _pair(c.moves[-best[1]], c.moves[best[0]])
     return None
+
+
+# ------------------------------------------------------------------------------------------------------------ order across ranks
+
+_MEETING: Final = Instance(Buffer("peers", TensorType(dtype_of("bool"), (1,))), 0)  # stands for all that peers can touch
+
+
+def _meetings(c: Cohort) -> list[tuple[int, Use]]:
+    """What touches memory that peers address, as reads of one element, and what orders ranks, as writes of it."""
+    layout = dense((1,))
+    return [
+        (i, Use(_MEETING, layout, write=_releases(m) or _acquires(m)))
+        for i, m in enumerate(c.moves) if _releases(m) or _acquires(m) or _touches_peers(m)
+    ]  # fmt: skip
+
+
+def _ordered_across(a: Move, b: Move) -> bool:
+    """Whether ranks rely on ``a`` before ``b``: uses stay before what tells of them, and after what told of the peers'."""
+    return (_releases(b) and (_touches_peers(a) or _acquires(a))) or (_acquires(a) and _touches_peers(b))
+
+
+def _touches_peers(m: Move) -> bool:
+    flag = isinstance(m.step.op, Comm) and m.step.op.kind in ("signal", "wait")
+    filled = not isinstance(m.step.op, Alloc) or m.step.op.init is not None
+    return not flag and filled and any(u.root.buffer.type.memory == "symmetric" for u in m.uses)
+
+
+def _releases(m: Move) -> bool:
+    """Tells other ranks what was done before."""
+    return isinstance(m.step.op, Comm) and m.step.op.kind not in ("copy", "wait", "recv")
+
+
+def _acquires(m: Move) -> bool:
+    """Knows what other ranks did before they told."""
+    op = m.step.op
+    return (isinstance(op, Comm) and op.kind not in ("copy", "signal", "send")) or (isinstance(op, Call) and op.awaits is not None)
 
 
 def _pair(a: Move, b: Move) -> Pair:
@@ -137,12 +182,12 @@ def _path(p: Program, target: Stmt) -> list[tuple[Stmt | None, Block, int]]:
 
 
 def _on(s: Stmt, stream: Stream) -> bool:
-    """Whether ``s``, or anything in it, runs on a stream of this name. What allocates runs on main."""
-    return any(
-        (isinstance(x, (Call, Comm, Group)) and x.stream.name == stream.name)
-        or (isinstance(x, Alloc) and x.init is not None and stream.name == MAIN.name)
-        for x in every((s,))
-    )
+    """Whether ``s``, or anything in it, runs on a stream of this name. What allocates runs on main, the parts of a group on the group's."""
+    if isinstance(s, (Call, Comm, Group)):
+        return s.stream.name == stream.name
+    if isinstance(s, Alloc):
+        return s.init is not None and stream.name == MAIN.name
+    return any(_on(x, stream) for inner in blocks(s) for x in inner)
 
 
 def _stream(s: Stmt) -> Stream:

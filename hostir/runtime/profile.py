@@ -22,8 +22,8 @@ import torch
 
 from hostir.errors import InputError
 from hostir.runtime.recording import Clocks, Labels, Node, Run, copy_gbs
-from hostir.runtime.trace_events import Overlap, TraceEvent, overlap_of, save_trace
 from hostir.runtime.world import current_world
+from hostir.sim.events import Overlap, TraceEvent, overlap_of, save_trace
 
 MAX_MARKS: Final = 16384  # marks that wait to be read; past it they are, which waits for the device once
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 from hostir.errors import InputError
-from hostir.runtime.trace_events import Kind
+from hostir.sim.events import Kind
 
 Mark: TypeAlias = Any  # int on a CPU, torch.cuda.Event on a GPU
 

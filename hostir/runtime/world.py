@@ -54,6 +54,15 @@ class World:
             raise InputError(f"the world has no rank {bad[0]}", expected=f"0 .. {self.size - 1}", got=list(mesh.layout))
         return mesh
 
+    @property
+    def way(self) -> str:
+        """How tensors travel between the ranks, in words."""
+        if self.backend == "gloo" and self.device.type == "cuda" and self.size > 1:
+            return "gloo, GPU tensors through pinned host memory"
+        if self.backend == "symm" and self.size > 1:
+            return "symm, each rank addressing the memory of all" + (" (shared memory of processes)" if self.device.type == "cpu" else "")
+        return self.backend
+
     def close(self) -> None:
         """Leave in order; a second call does nothing."""
         self.comms.close()

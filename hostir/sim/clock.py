@@ -1,9 +1,9 @@
 """A discrete-event clock: when would every statement of every rank begin and end?
 
-Streams are lanes of a rank, and issuing costs nothing: all that holds a statement back is the one before it on its stream, a sync, and
-for a communication the others. Messages and collectives begin when everybody is there, as in ``hostir.ir.meet``. There is one link
-for each ordered pair of ranks; what shares a link goes one after another. A message takes the link from its sender to its receiver; a
-collective goes round its team, so it takes the links between neighbours. An unscheduled program runs in order, all on main.
+Streams are lanes of a rank: what holds a statement back is the one before it on its stream, a sync, the time at which the host has
+issued it, and for a communication the others. Messages and collectives begin when everybody is there, as in ``hostir.ir.meet``. What
+shares a link goes one after another: there is one link for each ordered pair of ranks, unless the costs know of ports; a collective
+goes round its team, so it takes the links between neighbours. An unscheduled program runs in order, all on main.
 
 With ``unit_cost`` every call and every communication takes 1 (``copy`` and ``barrier`` too), while views, allocations, syncs, signals
 and waits take nothing. A permute sends and receives at once, so it takes 1 in all.
@@ -11,11 +11,9 @@ and waits take nothing. A permute sends and receives at once, so it takes 1 in a
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,13 +22,16 @@ from hostir.errors import VerifyError
 from hostir.ir.cohort import Cohort, Move, cohorts
 from hostir.ir.diagnostics import Texts, show_ranks
 from hostir.ir.meet import After, Meeting, Observer, Part, Player, Slot
-from hostir.ir.nodes import Buffer, Call, Comm, Event, Group, Program, Sync
+from hostir.ir.nodes import Alloc, Buffer, Call, Comm, Event, Group, Program, Sync
 from hostir.ir.ranks import agree_at_once
 from hostir.ir.teams import Teams
 from hostir.ir.walk import Lane, resolve_mesh
 from hostir.mesh import Mesh
+from hostir.sim.tasks import Task, critical, run
+from hostir.sim.timeline import Row, Timeline
 
 Cost: TypeAlias = Callable[[Move], float]
+MAIN_LANE: Lane = ("main", None)
 
 
 def unit_cost(m: Move) -> float:
@@ -68,83 +69,42 @@ def _bytes(b: Buffer, sizes: tuple[int, ...]) -> float:
     return float(math.prod(sizes) * b.type.dtype.itemsize)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One statement of one rank in time. ``kind`` is call, comm, copy (within one memory) or flag (signal, wait)."""
-
-    rank: int
-    lane: Lane
-    start: float
-    end: float
-    text: str
-    indices: Mapping[str, int]
-    kind: str
-
-
 @dataclass(frozen=True)
-class Timeline:
-    """What a simulation found. ``paths`` holds the rows of one rank of each group of ranks that run alike."""
+class Costs:
+    """All that a machine says of a move.
 
-    makespan: float
-    paths: tuple[tuple[tuple[int, ...], tuple[Row, ...]], ...]
+    ``seconds`` of a move; ``among``: of a communication among these world ranks (sender and receiver, or a team in order). ``wire``: over
+    what two ranks talk, where that is a port of each of them, which all its messages share. ``copy_links``: what a local copy of a rank
+    takes. ``share``: the part of a device's processors that a move uses. ``issue``: seconds of the host for each statement; ``launch``:
+    from there until it can begin. ``fills``: whether initial values cost anything.
+    """
 
-    @cached_property
-    def rows(self) -> tuple[Row, ...]:
-        """The rows of all ranks, by rank and start."""
-        found = [(rank, row) for ranks, rows in self.paths for rank in ranks for row in rows]
-        found.sort(key=lambda item: (item[0], item[1].start, item[1].end))
-        return tuple(Row(rank, r.lane, r.start, r.end, r.text, r.indices, r.kind) for rank, r in found)
+    seconds: Cost
+    among: Callable[[Move, tuple[int, ...]], float] | None = None
+    wire: Callable[[int, int], Hashable] | None = None
+    copy_links: Callable[[Move, int], tuple[Hashable, ...]] | None = None
+    share: Cost | None = None
+    issue: float = 0.0
+    launch: float = 0.0
+    fills: bool = False
 
-    @cached_property
-    def exposed_by_rank(self) -> dict[int, float]:
-        """On each rank, the time in which a communication runs and no call does. Copies within one memory do not count."""
-        return {rank: exposed for ranks, rows in self.paths for exposed in [_exposed(rows)] for rank in ranks}
+    def of(self, m: Move, ranks: tuple[int, ...]) -> float:
+        return self.seconds(m) if self.among is None else self.among(m, ranks)
 
-    @property
-    def exposed_comm(self) -> float:
-        """Of the worst rank."""
-        return max(self.exposed_by_rank.values(), default=0.0)
+    def part(self, m: Move) -> float:
+        return 0.0 if self.share is None else self.share(m)
 
-    @property
-    def exposed_comm_mean(self) -> float:
-        found = self.exposed_by_rank
-        return sum(found.values()) / len(found) if found else 0.0
-
-
-def _exposed(rows: Sequence[Row]) -> float:
-    calls = [(r.start, r.end) for r in rows if r.kind == "call"]
-    comms = [(r.start, r.end) for r in rows if r.kind == "comm"]
-    return _covered(calls + comms) - _covered(calls)
-
-
-def _covered(spans: Iterable[tuple[float, float]]) -> float:
-    total, reach = 0.0, float("-inf")
-    for start, end in sorted(spans):
-        if end > reach:
-            total += end - max(start, reach)
-            reach = end
-    return total
+    def links(self, a: int, b: int) -> tuple[Hashable, ...]:
+        """What a message from ``a`` to ``b`` takes."""
+        if a == b:
+            return ()
+        if self.wire is None:
+            return ((a, b),)
+        wire = self.wire(a, b)
+        return (("out", wire, a), ("in", wire, b))
 
 
-# ----------------------------------------------------------------------------------------------------------------------- tasks
-
-
-@dataclass(slots=True, eq=False)
-class _Task:
-    """Something that takes ``cost``. It begins when all that it comes after (``first``: one of them) have ended and its links are free."""
-
-    cost: float = 0.0
-    links: tuple[Hashable, ...] = ()
-    first: bool = False
-    missing: int = 0
-    start: float = 0.0
-    end: float = 0.0
-    next: list[_Task] = field(default_factory=list)
-
-    def after(self, *before: _Task) -> None:
-        for b in before:
-            b.next.append(self)
-        self.missing += len(before)
+# ---------------------------------------------------------------------------------------------------------------------- one rank
 
 
 @dataclass(slots=True, eq=False)
@@ -152,59 +112,42 @@ class _Shown:
     """A move of a rank: its stream comes to it (``begin``), its ``work`` runs, it has ended."""
 
     move: Move
-    begin: _Task
-    end: _Task
-    work: list[_Task] = field(default_factory=list)
-
-
-def _run(tasks: Sequence[_Task]) -> None:
-    """Begin tasks in the order in which they are ready; what shares a link goes one after another."""
-    number = {id(t): i for i, t in enumerate(tasks)}
-    free: dict[Hashable, float] = {}
-    queue = [(0.0, i) for i, t in enumerate(tasks) if not t.missing]
-    while queue:
-        ready, i = heapq.heappop(queue)
-        t = tasks[i]
-        t.start = max([ready, *(free.get(link, 0.0) for link in t.links)])
-        t.end = t.start + t.cost
-        for link in t.links:
-            free[link] = t.end
-        for n in t.next:
-            if n.first and n.missing <= 0:
-                continue
-            n.start = t.end if n.first else max(n.start, t.end)
-            n.missing = 0 if n.first else n.missing - 1
-            if not n.missing:
-                heapq.heappush(queue, (n.start, number[id(n)]))
-                n.missing = -1
+    begin: Task
+    end: Task
+    work: list[Task] = field(default_factory=list)
 
 
 class _Lanes:
     """The tasks of one rank: streams and syncs."""
 
-    def __init__(self, new: Callable[..., _Task], cost: Cost, scheduled: bool) -> None:
-        self.new = new
-        self.cost = cost
+    def __init__(self, rank: int, tasks: list[Task], costs: Costs, scheduled: bool) -> None:
+        self.rank = rank
+        self.tasks = tasks
+        self.costs = costs
         self.scheduled = scheduled
         self.shown: dict[int, _Shown] = {}
-        self._last: dict[Lane, list[_Task]] = {}
-        self._events: dict[Event, _Task] = {}
-        self._group: tuple[_Task, _Task] | None = None
+        self._last: dict[Lane, list[Task]] = {}
+        self._events: dict[Event, Task] = {}
+        self._group: tuple[Task, Task] | None = None
+        self._issued = 0.0
+
+    def new(self, cost: float = 0.0, links: tuple[Hashable, ...] = (), **more: Any) -> Task:
+        task = Task(cost, links, **more)
+        self.tasks.append(task)
+        return task
 
     def add(self, i: int, m: Move) -> None:
         op = m.step.op
-        lane: Lane = m.step.stream if self.scheduled else ("main", None)
+        lane: Lane = m.step.stream if self.scheduled else MAIN_LANE
         if isinstance(op, Sync):
             self._sync(lane, m, op)
         elif isinstance(op, Group):
-            begin, end = self.new(), self.new()
-            begin.after(*self._last.get(lane, ()))
+            begin, end = self._begin(lane), self.new()
             end.after(begin)
             self._group, self._last[lane] = (begin, end), [end]
-        elif isinstance(op, (Call, Comm)):
+        elif isinstance(op, (Call, Comm)) or (isinstance(op, Alloc) and op.init is not None and self.costs.fills):
             if m.step.group is None:
-                begin, end = self.new(), self.new()
-                begin.after(*self._last.get(lane, ()))
+                begin, end = self._begin(lane), self.new()
                 end.after(begin)
                 self._last[lane] = [end]
             else:
@@ -213,21 +156,43 @@ class _Lanes:
                 end.after(begin)
                 self._group[1].after(end)
             self.shown[i] = _Shown(m, begin, end)
+            if isinstance(op, Alloc):
+                self.work(i, self._local(m, elastic=True))
+                return
             if op.event is not None:
                 self._events[op.event] = end
-            if isinstance(op, Call) or op.kind == "copy":
-                self.work(i, self.new(self.cost(m)))
+            if isinstance(op, Call):
+                self.work(i, self._local(m, elastic=True))
+            elif op.kind == "copy":
+                links = () if self.costs.copy_links is None else self.costs.copy_links(m, self.rank)
+                self.work(i, self._local(m, links))
 
-    def work(self, i: int, task: _Task) -> None:
+    def _local(self, m: Move, links: tuple[Hashable, ...] = (), *, elastic: bool = False) -> Task:
+        return self.new(self.costs.seconds(m), links, devices=(self.rank,), share=self.costs.part(m), elastic=elastic)
+
+    def _begin(self, lane: Lane) -> Task:
+        """The host issues one more statement, onto ``lane``."""
+        self._issued += self.costs.issue
+        begin = self.new(start=self._issued + self.costs.launch)
+        begin.after(*self._last.get(lane, ()))
+        return begin
+
+    def work(self, i: int, task: Task) -> None:
         """``task`` is (part of) what move ``i`` does."""
         shown = self.shown[i]
         task.after(shown.begin)
         shown.end.after(task)
         shown.work.append(task)
+        self.owns(i, task)
+
+    def owns(self, i: int, task: Task) -> None:
+        """On a critical path ``task`` is shown as move ``i`` of this rank."""
+        task.owners.append((self, i))
 
     def _sync(self, lane: Lane, m: Move, op: Sync) -> None:
         if not self.scheduled:
             return
+        self._issued += self.costs.issue
         if isinstance(op.what, Event):
             source = [self._events[op.what]] if op.what in self._events else []
         else:
@@ -235,24 +200,46 @@ class _Lanes:
         if source:
             self._last[lane] = [*self._last.get(lane, []), *(s for s in source if s not in self._last.get(lane, []))]
 
-    def rows(self, rank: int, texts: Texts) -> Iterable[Row]:
-        for s in self.shown.values():
-            op = s.move.step.op
+    def row(self, i: int, start: float, end: float, texts: Texts) -> Row:
+        m = self.shown[i].move
+        indices = {texts.var(v): k for v, k in zip(texts.loops(m.step.op), m.at, strict=True)}
+        lane: Lane = m.step.stream if self.scheduled else MAIN_LANE
+        return Row(self.rank, lane, start, end, texts.line(m.step.op), indices, _kind(m))
+
+    def rows(self, texts: Texts) -> Iterable[Row]:
+        for i, s in self.shown.items():
             start = min((t.start for t in s.work), default=s.end.end)
-            indices = {texts.var(v): i for v, i in zip(texts.loops(op), s.move.at, strict=True)}
-            lane: Lane = s.move.step.stream if self.scheduled else ("main", None)
-            yield Row(rank, lane, start, s.end.end, texts.line(op), indices, _kind(s.move))
+            yield self.row(i, start, s.end.end, texts)
 
 
 def _kind(m: Move) -> str:
     op = m.step.op
     if isinstance(op, Call):
         return "call"
+    if isinstance(op, Alloc):
+        return "fill"
     assert isinstance(op, Comm)
     if op.kind == "copy":
         local = all(u.peer is None and u.root.buffer.type.memory != "host" for u in m.uses)
         return "copy" if local else "comm"
     return "flag" if op.kind in ("signal", "wait") else "comm"
+
+
+def _path(tasks: Sequence[Task], texts: Texts) -> tuple[Row, ...]:
+    """The critical path as rows. A task of several ranks is shown on the one from which the path goes on; what nobody owns is the host's."""
+    found: list[Row] = []
+    rank: int | None = None
+    at = 0.0
+    for t in reversed(critical(tasks)):
+        if t.owners:
+            lanes, i = next(((lanes, i) for lanes, i in t.owners if lanes.rank == rank), t.owners[0])
+            rank = lanes.rank
+            found.append(lanes.row(i, t.start, t.end, texts))
+        at = t.start
+    if found and at > 0:
+        first = found[-1]
+        found.append(Row(first.rank, ("host", None), 0.0, at, "the host issues what comes before", {}, "host"))
+    return tuple(reversed(found))
 
 
 # ----------------------------------------------------------------------------------------------------------------- all the ranks
@@ -261,24 +248,24 @@ def _kind(m: Move) -> str:
 class _World(Observer):
     """Every rank has its lanes; what meets becomes one task that all of its members come before and after."""
 
-    def __init__(self, p: Program, found: Sequence[Cohort], cost: Cost) -> None:
-        self.tasks: list[_Task] = []
-        self.cost = cost
+    def __init__(self, p: Program, found: Sequence[Cohort], costs: Costs) -> None:
+        self.tasks: list[Task] = []
+        self.costs = costs
         self.lanes: dict[int, _Lanes] = {}
         for c in found:
             for rank in c.ranks:
-                lanes = self.lanes[rank] = _Lanes(self.new, cost, p.scheduled)
+                lanes = self.lanes[rank] = _Lanes(rank, self.tasks, costs, p.scheduled)
                 for i, m in enumerate(c.moves):
                     lanes.add(i, m)
 
-    def new(self, cost: float = 0.0, links: tuple[Hashable, ...] = (), first: bool = False) -> _Task:
-        task = _Task(cost, links, first)
-        self.tasks.append(task)
-        return task
+    def _task(self, cost: float, links: tuple[Hashable, ...] = (), **more: Any) -> Task:
+        self.tasks.append(Task(cost, links, **more))
+        return self.tasks[-1]
 
     def _message(self, one: tuple[int, Part], other: tuple[int, Part]) -> None:
         (a, send), (b, recv) = one, other
-        task = self.new(max(self.cost(send.move), self.cost(recv.move)), ((a, b),) if a != b else ())
+        cost = max(self.costs.of(part.move, (a, b)) for part in (send, recv))
+        task = self._task(cost, self.costs.links(a, b), devices=(a,) if a == b else (a, b), share=self.costs.part(send.move))
         self.lanes[a].work(send.index, task)
         if one != other:
             self.lanes[b].work(recv.index, task)
@@ -290,8 +277,9 @@ class _World(Observer):
                 to = team[players[r].mine(parts[r].move.to) or 0]
                 self._message((r, parts[r]), (to, parts[to]))
             return
-        ring = tuple(zip(team, (*team[1:], team[0]), strict=True)) if len(team) > 1 else ()
-        task = self.new(max(self.cost(part.move) for part in parts.values()), ring)
+        ring = [link for a, b in zip(team, (*team[1:], team[0]), strict=True) for link in self.costs.links(a, b)]
+        moves = {id(part.move): part.move for part in parts.values()}.values()
+        task = self._task(max(self.costs.of(m, team) for m in moves), tuple(ring), devices=team, share=self.costs.part(parts[team[0]].move))
         for r in team:
             self.lanes[r].work(parts[r].index, task)
 
@@ -302,53 +290,64 @@ class _World(Observer):
         """Signals take their cost; a wait ends with the first signal that is enough, a call that waits for flags a share after the last."""
         lanes = self.lanes[player.rank]
         if part.kind == "signal":
-            lanes.work(part.index, self.new(self.cost(part.move)))
+            lanes.work(part.index, self._task(self.costs.seconds(part.move)))
         elif part.kind == "wait":
             flags = after()
-            share = self.cost(part.move) / max(len(flags), 1) if isinstance(part.op, Call) else 0.0
-            last = self.new(share)
+            share = self.costs.seconds(part.move) / max(len(flags), 1) if isinstance(part.op, Call) else 0.0
+            last = self._task(share)
             last.after(lanes.shown[part.index].begin)
             lanes.shown[part.index].end.after(last)
+            lanes.owns(part.index, last)
             for group in flags:
-                one = self.new(first=True)
+                one = self._task(0.0, first=True)
                 one.after(*(self.lanes[r].shown[i].end for r, i in group))
                 last.after(one)
 
 
-def _folded(p: Program, c: Cohort, teams: Teams, cost: Cost) -> _Lanes | None:
-    """The lanes of one rank that stands for all: all take one path, and every link is shared alike on every rank. None: not so."""
-    links: list[tuple[int, Hashable]] = []
-    shifts: dict[object, Hashable] = {}
+def _folded(p: Program, c: Cohort, teams: Teams, costs: Costs) -> _Lanes | None:
+    """The lanes of one rank that stands for all: all take one path, and every link is shared alike on every rank. None: not so.
+
+    Where ranks reach each other over different wires, a communication takes as long as on the slowest of them.
+    """
+    links: list[tuple[int, Hashable, tuple[tuple[int, ...], ...]]] = []
+    known: dict[object, tuple[Hashable, tuple[tuple[int, ...], ...]]] = {}
     used = set()
     for i, m in enumerate(c.moves):
         op = m.step.op
         if not isinstance(op, Comm) or op.kind == "copy":
             continue
         used.add(op.team)
-        shift: Hashable = 1
-        if op.kind == "permute":
-            to = m.to.tobytes() if isinstance(m.to, np.ndarray) else m.to
-            key = (op.team, to)
-            if key not in shifts:
-                steps = (np.asarray(m.to) - teams.positions(op.team, c.ranks)) % len(m.step.team)
-                shifts[key] = int(steps[0]) if (steps == steps[0]).all() else None
-            shift = shifts[key]
-        links.append((i, shift))
-    if len(used) > 1 or None in [shift for _, shift in links] or not agree_at_once(c, teams):
+        to = None if op.kind != "permute" else m.to.tobytes() if isinstance(m.to, np.ndarray) else m.to
+        if (op.team, to) not in known:
+            known[op.team, to] = _shift(m, c, teams, costs) if op.kind == "permute" else (1, tuple({teams.of(op.team, r) for r in c.ranks}))
+        links.append((i, *known[op.team, to]))
+    if len(used) > 1 or None in [shift for _, shift, _ in links] or not agree_at_once(c, teams):
         return None
-    tasks: list[_Task] = []
-
-    def new(cost: float = 0.0, links: tuple[Hashable, ...] = (), first: bool = False) -> _Task:
-        tasks.append(_Task(cost, links, first))
-        return tasks[-1]
-
-    lanes = _Lanes(new, cost, p.scheduled)
+    lanes = _Lanes(c.ranks[0], [], costs, p.scheduled)
     for i, m in enumerate(c.moves):
         lanes.add(i, m)
-    for i, shift in links:
-        lanes.work(i, new(cost(c.moves[i]), (shift,) if len(c.moves[i].step.team) > 1 and shift else ()))
-    _run(tasks)
+    for i, shift, among in links:
+        m = c.moves[i]
+        taken = () if len(m.step.team) == 1 or not shift else (shift,) if costs.wire is None else ("wire",)
+        seconds = max(costs.of(m, ranks) for ranks in among)
+        lanes.work(i, lanes.new(seconds, taken, devices=(lanes.rank,), share=costs.part(m)))
+    run(lanes.tasks)
     return lanes
+
+
+def _shift(m: Move, c: Cohort, teams: Teams, costs: Costs) -> tuple[Hashable, tuple[tuple[int, ...], ...]]:
+    """By how many places all ranks send (None: not alike), and one pair of sender and receiver for each kind of wire."""
+    op = m.step.op
+    assert isinstance(op, Comm)
+    steps = (np.asarray(m.to) - teams.positions(op.team, c.ranks)) % len(m.step.team)
+    if not (steps == steps[0]).all():
+        return None, ()
+    pairs: dict[Hashable, tuple[int, ...]] = {}
+    for r in c.ranks:
+        team = teams.of(op.team, r)
+        to = team[(team.index(r) + int(steps[0])) % len(team)]
+        pairs.setdefault(costs.wire(r, to) if costs.wire is not None and r != to else None, (r, to))
+    return int(steps[0]), tuple(pairs.values())
 
 
 def makespan(
@@ -357,23 +356,25 @@ def makespan(
     *,
     dims: Mapping[str, int] | None = None,
     scalars: Mapping[str, Any] | None = None,
-    cost: Cost = unit_cost,
+    cost: Cost | Costs = unit_cost,
+    title: str = "",
 ) -> Timeline:
     """Run ``p`` on all ranks of ``mesh`` in simulated time. VerifyError for a program that cannot end (``verify`` says why)."""
     sized = resolve_mesh(p, mesh)
     teams, texts = Teams(sized), Texts(p)
+    costs = cost if isinstance(cost, Costs) else Costs(cost)
     found = cohorts(p, sized, dims=dims, scalars=scalars, teams=teams)
     for c in found:
         if c.error is not None:
             raise c.error
-    if len(found) == 1 and (lanes := _folded(p, found[0], teams, cost)) is not None:
-        rows = tuple(lanes.rows(found[0].ranks[0], texts))
-        return Timeline(max((r.end for r in rows), default=0.0), ((found[0].ranks, rows),))
-    world = _World(p, found, cost)
+    if len(found) == 1 and (lanes := _folded(p, found[0], teams, costs)) is not None:
+        rows = tuple(lanes.rows(texts))
+        return Timeline(max((r.end for r in rows), default=0.0), ((found[0].ranks, rows),), _path(lanes.tasks, texts), title)
+    world = _World(p, found, costs)
     meeting = Meeting(found, teams, world)
     meeting.run()
     if meeting.stuck:
         raise VerifyError(f"{show_ranks([q.rank for q in meeting.stuck])} never end", program=p.name, cure="hir.verify says who waits for whom")
-    _run(world.tasks)
-    paths = tuple(((rank,), tuple(lanes.rows(rank, texts))) for rank, lanes in sorted(world.lanes.items()))
-    return Timeline(max((r.end for _, rows in paths for r in rows), default=0.0), paths)
+    run(world.tasks)
+    paths = tuple(((rank,), tuple(lanes.rows(texts))) for rank, lanes in sorted(world.lanes.items()))
+    return Timeline(max((r.end for _, rows in paths for r in rows), default=0.0), paths, _path(world.tasks, texts), title)

@@ -10,7 +10,7 @@ import torch
 
 import hostir as hir
 from hostir.overlap.programs import ring_ag_gemm
-from hostir.runtime.trace_events import TraceEvent, save_trace
+from hostir.sim.events import TraceEvent, save_trace
 
 NUM = 2
 

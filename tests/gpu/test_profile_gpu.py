@@ -15,7 +15,7 @@ from hostir.dispatch import ExecutorDispatch
 from hostir.graph.fusion import Fusion
 from hostir.overlap.programs import host_sum, ring_ag_gemm
 from hostir.runtime import profile as profile_module
-from hostir.runtime.trace_events import ROUNDING_NS
+from hostir.sim.events import ROUNDING_NS
 
 MODES = ("checked", "compiled")
 SIZE = 1024

@@ -105,7 +105,7 @@ class World:
         self.nodes: list[Node] = []
         self.parts: dict[int, list[_Part]] = {}
         self._seen: dict[int, int] = {}
-        self._freed = 0
+        self._poisoned: dict[tuple[int, int], bytes] = {}
         named = {v.name: v for v in p.params if isinstance(v, Var)}
         given = {named[k]: v for k, v in (scalars or {}).items()}
         walks = {r: Walker(p, Scope(self.mesh, r, dims, given)) for r in self.mesh.layout}
@@ -173,9 +173,10 @@ class World:
                 self._initial[start : start + length] = self.machine.initial(rank, k, length)
 
     def poison(self, where: tuple[int, int]) -> None:
-        self._freed += 1
         start, length = where
-        self._memory[start : start + length] = (np.arange(length, dtype=np.uint64) * np.uint64(self._salt) + np.uint64(self._freed)).view(self._memory.dtype)
+        mine = self._memory[start : start + length]
+        mine[:] = (np.arange(length, dtype=np.uint64) * np.uint64(self._salt) + np.uint64(len(self._poisoned))).view(mine.dtype)
+        self._poisoned[where] = mine.tobytes()
 
     # ---- the graph
 
@@ -237,6 +238,7 @@ class World:
             q.write.num_before += NEVER if missing else 0
         if missing:
             return
+        _agreed(parts)
         for at, q in enumerate(parts):
             sources = _sources(parts, at)
             q.write.after(*(parts[i].read for i in sources if i != at))
@@ -268,15 +270,15 @@ class World:
         initial = np.where(self._given, self._initial, self._initial * np.uint64(self._salt) + np.uint64(garbage + 1))
         self._memory[:] = initial.view(self._memory.dtype)
         self._seen.clear()
-        self._freed = 0
+        self._poisoned = {}
         self._execute(_Order(seed, delay, self.nodes))
         seen = tuple(self._seen.get(i, 0) for i in range(len(self.nodes)))
         outputs = b"".join(np.ascontiguousarray(x).tobytes() for x in self._outputs)
         whole = np.where(self._memory.view(np.uint64) == initial.view(np.uint64), 0, self._memory.view(np.uint64))
-        for n in self.nodes:
-            if isinstance(n.step.op, Free):
-                start, length = self.where(n.rank, n.step.writes[0])
-                whole[start : start + length] = 0
+        for (start, length), held in self._poisoned.items():
+            if self._memory[start : start + length].tobytes() != held:
+                raise Malformed("written after it was freed")
+            whole[start : start + length] = 0
         return Outcome(outputs, seen, whole.tobytes())
 
     def _execute(self, order: _Order) -> None:
@@ -469,6 +471,28 @@ class _Rank:
         else:
             world.parts[rank].append(part)
         self._ended(c, lane, write)
+
+
+def _agreed(parts: Sequence[_Part]) -> None:
+    """Everyone has the same root, knows from whom it receives, counts the rows that come."""
+    steps = [q.step for q in parts]
+    kind = steps[0].op.kind  # type: ignore[union-attr]
+    if kind == "permute":
+        if any(steps[s.to or 0].source != at for at, s in enumerate(steps)):
+            raise Malformed("a permute that does not mirror")
+        if any(q.outs[0].shape != parts[q.step.source or 0].ins[0].shape for q in parts):
+            raise Malformed("a permute of other shapes")
+    elif len({(s.to, s.source) for s in steps}) > 1:
+        raise Malformed("several roots")
+    elif kind == "alltoallv":
+        counts = [s.counts for s in steps]
+        if None in counts or any(a[0][j] != b[1][i] for i, a in enumerate(counts) for j, b in enumerate(counts)):  # type: ignore[index]
+            raise Malformed("counts that do not match")
+        if any(sum(n) > len(x) for s, q in zip(steps, parts, strict=True) for n, x in zip(s.counts or (), (q.ins[0], q.outs[0]), strict=True)):
+            raise Malformed("more rows than there are")
+    types = {(s.op.ins[0].type.dtype.name, s.op.outs[0].type.dtype.name) for s in steps if s.op.ins}  # type: ignore[union-attr]
+    if len(types) > 1:
+        raise Malformed("several dtypes")
 
 
 def _sources(parts: Sequence[_Part], at: int) -> Sequence[int]:

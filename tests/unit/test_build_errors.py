@@ -214,6 +214,10 @@ def made_wrong() -> Iterator[tuple[str, nodes.Program]]:
         "the communications of a group run on the group's stream",
         program_of(nodes.Group((nodes.Comm("send", (), (x,), to=0, stream=nodes.Stream("t")),), group), params=(x,)),
     )
+    yield (
+        "a part of a group has no name of its own: the parts begin and end together",
+        program_of(nodes.Group((nodes.Comm("send", (), (x,), to=0, stream=group, event=nodes.Event("e")),), group), params=(x,)),
+    )
     yield "@twice has 1 results", program_of(nodes.Call((), nodes.Unit("twice", twice.fusion((x.type,))), (x,)), params=(x,))
 
 

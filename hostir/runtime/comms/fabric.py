@@ -18,13 +18,19 @@ import torch
 from hostir.errors import DeviceMemoryError, RankMismatchError
 
 ALIGNMENT: Final = 4096
-LIMIT: Final = 2**31 - 1
 
 Exchange = Callable[[str, str, Sequence[int]], list[str]]
 
 
+class Turn(Protocol):
+    """The place of a sequence of operations in the order of streams."""
+
+    def take(self) -> None:
+        """What the current stream does from now on comes after what was done at the last ``take``, on whatever stream that was."""
+
+
 class Fabric(Protocol):
-    """How one rank reaches the memory of all. ``write``, ``wait`` and ``copy`` happen in the order of the current stream."""
+    """How one rank reaches the memory of all. ``write``, ``wait`` and copies happen in the order of the current stream."""
 
     device: torch.device
 
@@ -35,28 +41,15 @@ class Fabric(Protocol):
         """Write a flag, here or on a peer, after all that the stream has done so far."""
 
     def wait(self, address: int, value: int, where: Callable[[], str]) -> None:
-        """Hold the stream until the own flag is at least ``value``."""
+        """Hold the stream until the own flag is at least ``value``. ``where`` says which statement waits."""
 
-    def block(self, memory: torch.Tensor) -> Block:
-        """How large pieces are kept in ``memory`` (bytes), where copies of them are made."""
+    def copier(self, out: torch.Tensor, x: torch.Tensor) -> Callable[[], object]:
+        """A function that copies ``x`` to ``out`` (same shape and dtype, any strides, no overlap), as often as it is called."""
 
-    def release(self) -> None:
-        """Let every wait that is under way end: the world has failed."""
+    def turn(self) -> Turn: ...
 
     def quiesce(self) -> None:
-        """Block until what this rank has queued is done."""
-
-    def close(self) -> None: ...
-
-
-class Block(Protocol):
-    """A piece of arena that holds one contiguous tensor at a time."""
-
-    def store(self, x: torch.Tensor) -> None:
-        """Copy contiguous ``x`` into the piece."""
-
-    def load(self, out: torch.Tensor) -> None:
-        """Copy from the piece into contiguous ``out``."""
+        """Block until all that this rank has queued is done."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +59,7 @@ class Window:
     ranks: tuple[int, ...]
     here: int
     parts: tuple[torch.Tensor, ...]
+    serial: int
 
     @property
     def own(self) -> torch.Tensor:
@@ -90,18 +84,23 @@ class Heap:
         self._exchange = exchange
         self._arenas = [fabric.open(arena_bytes)]
         self._used = [0]
-        self._left: dict[tuple[tuple[int, ...], int], list[tuple[int, Window]]] = {}
+        self._left: dict[tuple[tuple[int, ...], int], dict[int, Window]] = {}
         self._count: dict[tuple[int, ...], int] = {}
 
     @property
     def used_bytes(self) -> int:
         return sum(self._used)
 
+    def counts(self) -> dict[tuple[int, ...], int]:
+        """How many windows each team has taken."""
+        return dict(self._count)
+
     def take(self, ranks: Sequence[int], num_bytes: int, what: str) -> Window:
         """A zeroed window of ``num_bytes`` for ``ranks``, which all call this. Blocks until they have; ``what`` is for messages."""
         ranks, size = tuple(ranks), -(-num_bytes // ALIGNMENT) * ALIGNMENT
-        spare = self._left.get((ranks, size), [])
-        offer = f"{size} {','.join(str(n) for n, _ in spare)} {self._place(size)}"
+        self._count[ranks] = self._count.get(ranks, 0) + 1
+        spare = self._left.get((ranks, size), {})
+        offer = f"{size} {','.join(map(str, spare))} {self._place(size)}"
         answers = [a.split(" ") for a in self._exchange("symmetric memory", offer, ranks)]
         if any(a[0] != answers[0][0] for a in answers):
             raise RankMismatchError(
@@ -109,26 +108,20 @@ class Heap:
                 expected=f"rank {self.rank}: {size} bytes", got=[f"rank {r}: {a[0]} bytes" for r, a in zip(ranks, answers, strict=True)],
                 cure="sizes of symmetric buffers must not depend on the rank",
             )  # fmt: skip
-        window = self._reused(spare, [a[1] for a in answers]) or self._fresh(ranks, size, [a[2] for a in answers], what)
+        common = set.intersection(*(set(a[1].split(",")) - {""} for a in answers))
+        if not common:
+            return self._fresh(ranks, size, [a[2] for a in answers], what)
+        window = spare.pop(min(map(int, common)))
+        self.fabric.quiesce()
+        self._exchange("symmetric memory is idle", "", ranks)
         window.own.zero_()
         self.fabric.quiesce()
         self._exchange("symmetric memory is ready", "", ranks)
         return window
 
     def leave(self, window: Window) -> None:
-        """The owner is done with ``window``; a later ``take`` by the same ranks may have it again."""
-        number = self._count[window.ranks] = self._count.get(window.ranks, 0) + 1
-        self._left.setdefault((window.ranks, window.own.numel()), []).append((number, window))
-
-    @staticmethod
-    def _reused(spare: list[tuple[int, Window]], offers: Sequence[str]) -> Window | None:
-        """The window that all members left as their ``n``-th, for the first such n."""
-        common = set.intersection(*(set(o.split(",")) - {""} for o in offers))
-        for i, (number, window) in enumerate(spare):
-            if str(number) in common:
-                del spare[i]
-                return window
-        return None
+        """The owner is done with ``window``; a later ``take`` of this size may have it again, once all its ranks have left it."""
+        self._left.setdefault((window.ranks, window.own.numel()), {})[window.serial] = window
 
     def _place(self, size: int) -> str:
         at = next((i for i, used in enumerate(self._used) if used + size <= self._arenas[i][self.rank].numel()), None)
@@ -148,4 +141,5 @@ class Heap:
             places = [f"{len(self._arenas) - 1}:0"] * len(ranks)
         found = [tuple(map(int, p.split(":"))) for p in places]
         self._used[found[here][0]] += size
-        return Window(ranks, here, tuple(self._arenas[a][r].narrow(0, at, size) for r, (a, at) in zip(ranks, found, strict=True)))
+        parts = tuple(self._arenas[a][r].narrow(0, at, size) for r, (a, at) in zip(ranks, found, strict=True))
+        return Window(ranks, here, parts, self._count[ranks])

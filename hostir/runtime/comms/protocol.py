@@ -7,8 +7,8 @@ Everything that needs the mesh, a loop index or a symbol is already a number her
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -47,7 +47,8 @@ class CommCall:
 
     ``channel`` separates streams of messages: calls of different channels never meet, so two threads that run two programs over the
     same team stay apart. ``agreed`` says that the ranks have already compared this call (as part of a program's text, say); a transport
-    may then skip its own comparison. It must be the same on all members.
+    may then skip its own comparison. It must be the same on all members. ``memo`` is where a transport keeps what it has worked out
+    about this object.
     """
 
     kind: str
@@ -66,6 +67,7 @@ class CommCall:
     step: int = 0
     channel: str = ""
     agreed: bool = False
+    memo: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
 
 class Work(Protocol):

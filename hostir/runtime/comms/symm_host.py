@@ -21,20 +21,10 @@ _SPINS: Final = 2000  # looks at a flag before the first pause
 _LOOK: Final = 0.05  # seconds between two looks at the world
 
 
-class HostBlock:
-    """A piece of shared memory that holds a tensor densely."""
+class HostTurn:
+    """Everything happens in the order of the calls."""
 
-    def __init__(self, memory: torch.Tensor) -> None:
-        self._memory = memory
-
-    def _as(self, x: torch.Tensor) -> torch.Tensor:
-        return self._memory.narrow(0, 0, x.numel() * x.element_size()).view(x.dtype).view(x.shape)
-
-    def store(self, x: torch.Tensor) -> None:
-        self._as(x).copy_(x)
-
-    def load(self, out: torch.Tensor) -> None:
-        out.copy_(self._as(out))
+    def take(self) -> None: ...
 
 
 class HostFabric:
@@ -72,13 +62,11 @@ class HostFabric:
                 last = now
                 self._look(where, now - start)
 
-    def block(self, memory: torch.Tensor) -> HostBlock:
-        return HostBlock(memory)
+    def copier(self, out: torch.Tensor, x: torch.Tensor) -> Callable[[], object]:
+        return lambda: out.copy_(x)
 
-    def release(self) -> None:
-        """Waits look at the world themselves."""
+    def turn(self) -> HostTurn:
+        return HostTurn()
 
     def quiesce(self) -> None:
-        """Nothing is queued."""
-
-    def close(self) -> None: ...
+        """Nothing is ever queued."""

@@ -6,6 +6,7 @@ compiling adds (syncs, copies of loop buffers, frees) may not change a bit of it
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ ROOTS: Final = ("x", "y", "z")
 STREAMS: Final = ("main", "main", "comm", "s", "other")
 
 
+@functools.cache
 def numbers(depth: int) -> st.SearchStrategy[Any]:
     leaves: list[Any] = [st.integers(0, 5), st.just("rank")] + [st.just(("i", d)) for d in range(depth)]
     return st.tuples(st.one_of(leaves), st.one_of(leaves))
@@ -29,7 +31,7 @@ def numbers(depth: int) -> st.SearchStrategy[Any]:
 def statements(draw: Any, depth: int, names: tuple[str, ...], budget: int) -> Any:
     name = st.sampled_from(names)
     kinds = ["add", "scale", "copy", "row", "ring", "allreduce", "broadcast", "allgather", "reduce_scatter", "alltoall", "reduce", "group"]
-    kinds += ["loop", "if"] if budget else []
+    kinds += ["loop", "loop", "loop", "if"] if budget else []
     kind = draw(st.sampled_from(kinds))
     stream = draw(st.sampled_from(STREAMS))
     match kind:
@@ -49,12 +51,13 @@ def statements(draw: Any, depth: int, names: tuple[str, ...], budget: int) -> An
     return ("if", draw(numbers(depth)), draw(local), draw(st.one_of(st.just(()), local)))
 
 
+@functools.cache
 def blocks(depth: int, names: tuple[str, ...], budget: int) -> st.SearchStrategy[Any]:
-    return st.lists(statements(depth, names, budget), min_size=1, max_size=5).map(tuple)
+    return st.lists(statements(depth, names, budget), min_size=2, max_size=5).map(tuple)
 
 
 def recipes() -> st.SearchStrategy[Any]:
-    return blocks(0, ROOTS, 2)
+    return st.lists(statements(0, ROOTS, 2), min_size=3, max_size=7).map(tuple)
 
 
 def _sum(pair: Any, env: Mapping[Any, Any]) -> Any:

@@ -212,6 +212,7 @@ GROUPS: Final = {
     "a statement that is no communication": (body("¦group { %a = zeros f32[2] }"), "a group holds communications and views only"),
     "two teams": (body("¦group { send(%x to 0)\nsend(%x to 0) over [0, 1] }"), "the communications of a group are of one team"),
     "a barrier": (body("¦group { barrier() }"), "barrier does not belong in a group"),
+    "a name inside": (body("¦group { !e = send(%x to 0) }"), "a part of a group has no name of its own: the parts begin and end together"),
     "data that flows": (
         body("¦group { %y <- allreduce(%x)\n%z <- allreduce(%y) }", "%x: f32[4], inout %y: f32[4], inout %z: f32[4]"),
         "no data flows inside a group: one part writes what another touches",

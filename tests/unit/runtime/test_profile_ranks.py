@@ -17,7 +17,7 @@ from hostir.ir.nodes import Alloc, Call, Comm, Sync
 from hostir.ir.walk import walk
 from hostir.overlap.programs import collective_ag_gemm, ring_ag_gemm
 from hostir.runtime.profile import Profile
-from hostir.runtime.trace_events import chrome_trace, overlap_of
+from hostir.sim.events import chrome_trace, overlap_of
 
 MODES = ("checked", "compiled")
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import hostir as hir
 from hostir.overlap.programs import ring_ag_gemm
-from hostir.runtime.trace_events import ROUNDING_NS, Kind, TraceEvent, chrome_trace, covered_ns, overlap_of, save_trace
+from hostir.sim.events import ROUNDING_NS, Kind, TraceEvent, chrome_trace, covered_ns, overlap_of, save_trace
 
 
 def event(start: int, end: int, lane: str = "main", rank: int = 0, kind: Kind = "segment", name: str = "e") -> TraceEvent:

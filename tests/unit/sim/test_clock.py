@@ -7,7 +7,8 @@ import pytest
 import hostir as hir
 from hostir.ir.cohort import Move
 from hostir.sim import clock
-from hostir.sim.clock import BytesCost, Timeline, makespan, unit_cost
+from hostir.sim.clock import BytesCost, makespan, unit_cost
+from hostir.sim.timeline import Timeline
 from tests.unit.ir.right_programs import EXCHANGE, GATED, MESSAGES, PULL, PUSH, RIGHT, RING, RING_IN_ORDER, RING_SERIAL, ROTATED, changed, program
 
 

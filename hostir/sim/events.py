@@ -76,7 +76,7 @@ def overlap_of(events: Iterable[TraceEvent]) -> Overlap:
 
 
 @dataclass(slots=True)
-class _Track:
+class Track:
     """A row of the picture. ``end_ns``: where its last slice ends."""
 
     lane: str
@@ -90,14 +90,14 @@ class _Track:
         self.slices.append((e, start, self.end_ns))
 
 
-def _tracks(events: Iterable[TraceEvent]) -> list[_Track]:
+def lay_out(events: Iterable[TraceEvent]) -> list[Track]:
     """The events of one rank, laid out so that no two slices of a track overlap: a lane whose events do gets a second track."""
-    lanes: dict[str, list[_Track]] = {"main": []}
+    lanes: dict[str, list[Track]] = {"main": []}
     for e in sorted(events, key=lambda e: (e.start_ns, e.end_ns)):
         tracks = lanes.setdefault(e.lane, [])
         free = [t for t in tracks if t.end_ns <= e.start_ns] or [t for t in tracks if t.end_ns - e.start_ns <= ROUNDING_NS]
         if not free:
-            free = [_Track(e.lane, e.lane if not tracks else f"{e.lane} ({len(tracks) + 1})", 0)]
+            free = [Track(e.lane, e.lane if not tracks else f"{e.lane} ({len(tracks) + 1})", 0)]
             tracks += free
         free[0].put(e)
     return [t for tracks in lanes.values() for t in tracks]
@@ -125,7 +125,7 @@ def chrome_trace(events: Sequence[TraceEvent], *, names: Mapping[int, str] | Non
     by_rank: dict[int, list[TraceEvent]] = {}
     for e in events:
         by_rank.setdefault(e.rank, []).append(e)
-    tracks = {rank: _tracks(by_rank[rank]) for rank in sorted(by_rank)}
+    tracks = {rank: lay_out(by_rank[rank]) for rank in sorted(by_rank)}
     stride = max([_RANK_IDS, *(len(t) + 1 for t in tracks.values())])
     rows: list[dict[str, Any]] = []
     for rank, of_rank in tracks.items():

@@ -1,0 +1,104 @@
+"""Every resharding stands alone and changes one thing.
+
+An operation is computed where its result is wanted, part by part. Operands that lie otherwise are brought there first, a result that
+comes out otherwise (partial, or cut along another dimension) is brought to its place afterwards; each move is a chain of ``set``, one
+mesh axis a step. A reduction over a cut dimension is thus a reduction of the part, and then one between ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hostir.errors import BuildError
+from hostir.graph.axes import Axes, Labels, axes_of
+from hostir.graph.copy import Values, append, copied
+from hostir.graph.fusion import Fusion, Op, TensorView
+from hostir.graph.sharding import Sharding, Streamed
+from hostir.graph.table import TABLE, apply, bound_of, split
+from hostir.passes.expand import expand
+from hostir.passes.labels import PLACES, Found, needs, op_streams
+from hostir.passes.moves import steps
+
+
+def decompose_resharding(f: Fusion, place: str = "before") -> Fusion:
+    """A copy of ``f`` (propagated) in which only ``set`` moves data between ranks. ``place``: whether operands that disagree with their
+    operation move ``before`` it, or its result ``after`` it."""
+    if place not in PLACES:
+        raise BuildError("a resharding is placed before or after an operation", expected=", ".join(PLACES), got=place)
+    if all(p.sharding is None for p in f.inputs) and all(o.sharding is None for op in f.ops for o in op.outs):
+        return expand(f, place)
+    return copied(expand(f, place), lambda g, op, values: _operation(g, op, values, place))
+
+
+def _operation(g: Fusion, op: Op, values: Values, place: str) -> None:
+    if op.name == "set":
+        _set(g, op, values)
+        return
+    axes = axes_of(op)
+    streams = op_streams(op, axes)
+    want = needs(op, axes, place)
+    operands: list[TensorView] = []
+    for (tv, labels), sharding in zip(axes.ins, want.ins, strict=True):
+        x = values[tv]
+        assert x.sharding is not None
+        if not x.sharding.same_as(sharding):
+            x = _moved(g, x, sharding, _streams_of(labels, streams), op)
+        operands.append(x)
+    made = []
+    for out, labels, sharding in zip(op.outs, axes.outs, want.outs, strict=True):
+        new = TensorView(g, out.type, out.name)
+        new.sharding, new.streams = sharding, _streams_of(labels, streams, out.streams)
+        made.append(new)
+    _append(g, op, axes, operands, values, tuple(made))
+    for out, new in zip(op.outs, made, strict=True):
+        assert out.sharding is not None and new.sharding is not None
+        values[out] = new
+        if not new.sharding.same_as(out.sharding):
+            values[out] = _moved(g, new, out.sharding, out.streams, op, name=out.name)
+
+
+def _append(g: Fusion, op: Op, axes: Axes, operands: list[TensorView], values: Values, made: tuple[TensorView, ...]) -> None:
+    """``op`` on these operands (one for each entry of ``axes.ins``), with results that are there already."""
+    row = TABLE.get(op.name)
+    if row is None:  # opaque: all operands are whole
+        append(g, op, values | {tv: x for (tv, _), x in zip(axes.ins, operands, strict=True)}, made)
+        return
+    bound = bound_of(op.name, op.args, op.attrs)
+    for (name, place), x in zip(axes.where, operands, strict=True):
+        v = bound[name]
+        bound[name] = (*v[:place], x, *v[place + 1 :]) if isinstance(v, tuple) else x
+    args, attrs = split(row, bound)
+    append(g, replace(op, args=args, attrs=attrs), {}, made)
+
+
+def _streams_of(labels: Labels, streams: Found, own: tuple[Streamed, ...] = ()) -> tuple[Streamed, ...]:
+    """The streamed dimensions of a value with these labels, in the order in which its own annotation has them."""
+    found = {d: Streamed(d, streams[label][0].chunks, streams[label][0].swizzle) for d, label in enumerate(labels) if label in streams}
+    order = [s.dim for s in own if s.dim in found]
+    return tuple(found[d] for d in (*order, *(d for d in found if d not in order)))
+
+
+def _set(g: Fusion, op: Op, values: Values) -> None:
+    (source,) = dict.fromkeys(op.reads())
+    out = op.outs[0]
+    x = values[source]
+    assert x.sharding is not None and out.sharding is not None
+    if x.sharding.same_as(out.sharding):
+        append(g, op, values)
+        return
+    values[out] = _moved(g, x, out.sharding, out.streams, op, name=out.name)
+
+
+def _moved(g: Fusion, x: TensorView, to: Sharding, streams: tuple[Streamed, ...], op: Op, *, name: str | None = None) -> TensorView:
+    """``x`` brought to ``to`` by a chain of sets. The last one has ``streams``; those on the way have what they share with it."""
+    assert x.sharding is not None
+    chain = steps(x.sharding, to, x.known)
+    for i, sharding in enumerate(chain):
+        last = i == len(chain) - 1
+        y = apply(g, "set", [x], hints=[name if last and name else x.name], loc=op.loc)[0]
+        y.sharding = sharding
+        y.streams = streams if last else tuple(s for s in streams if sharding.axes_of(s.dim) == to.axes_of(s.dim) and sharding.mesh.same_as(to.mesh))
+        if x.streams and not last:
+            y.streams = tuple(s for s in x.streams if x.sharding.axes_of(s.dim) == sharding.axes_of(s.dim))  # type: ignore[union-attr]
+        x = y
+    return x

@@ -1,0 +1,94 @@
+"""From one layout to another in steps that change one mesh axis each, all of which some communication can do.
+
+Where several mesh axes cut one dimension, only the innermost can be given or taken: the outer ones wait. Steps that make a tensor smaller
+go first. Between meshes a tensor moves at once where one communication does it, else replicated.
+"""
+
+from __future__ import annotations
+
+from hostir.errors import BuildError
+from hostir.graph.sharding import Partial, Placement, Replicate, Shard, Sharding, replicated
+from hostir.types import TensorType, same
+
+
+def steps(old: Sharding, new: Sharding, t: TensorType) -> list[Sharding]:
+    """The layouts after each step, the last one ``new``; empty where the two are the same."""
+    if old.mesh.same_as(new.mesh):
+        return _within(old, new)
+    if crosses(old, new):
+        return [new]
+    here, there = replicated(old.mesh), replicated(new.mesh)
+    return [*_within(old, here), there, *_within(there, new)]
+
+
+def crosses(old: Sharding, new: Sharding) -> bool:
+    """Whether one step brings a tensor to the other mesh, and changes a placement on the way or not."""
+    a, b = _only(old), _only(new)
+    match a, b:
+        case Replicate(), Replicate():
+            return True
+        case (Shard() | Partial()), Replicate():
+            return len(old.mesh.names) == 1 and isinstance(b, Replicate)
+        case Replicate(), Shard():
+            return len(new.mesh.names) == 1 and bool(set(old.mesh.layout) & set(new.mesh.layout))
+        case Shard(i), Shard(j):
+            return i == j and len(old.mesh.names) == len(new.mesh.names) == 1 and same(old.mesh.size, new.mesh.size)
+        case _:
+            return False
+
+
+def _only(s: Sharding) -> Placement | None:
+    """The placement of a sharding that has one kind: replicated on all axes, or a mesh of one axis."""
+    if all(p == Replicate() for p in s.placements):
+        return Replicate()
+    return s.placements[0] if len(s.placements) == 1 else None
+
+
+def _within(old: Sharding, new: Sharding) -> list[Sharding]:
+    found: list[Sharding] = []
+    now = old
+    while not now.same_as(new):
+        now = _step(now, new)
+        found.append(now)
+    return found
+
+
+def _step(now: Sharding, new: Sharding) -> Sharding:
+    """One change on the way: the best that is possible now."""
+    names = now.mesh.names
+    open_axes = [n for n in names if now.on(n) != new.on(n)]
+    for n in open_axes:
+        if isinstance(new.on(n), Partial):
+            raise BuildError(f"a layout cannot become {new.on(n)} on {n}", got=str(now), expected=str(new), cure="only a reduction gives partial values")
+    order = sorted(open_axes, key=lambda n: _rank(now.on(n), new.on(n)))
+    for n in order:
+        if _innermost(now, n, now.on(n)) and _innermost(now, n, new.on(n)):
+            return now.with_(n, new.on(n))
+    for n in order:  # given up first, taken anew later
+        if isinstance(now.on(n), Shard) and _innermost(now, n, now.on(n)):
+            return now.with_(n, Replicate())
+    blocking = next(n for n in reversed(names) if isinstance(now.on(n), Shard))
+    return now.with_(blocking, Replicate())
+
+
+def _rank(a: Placement, b: Placement) -> int:
+    """Steps that leave less to move go first: slices, finished sums that are cut, exchanges; then sums, then gathers."""
+    match a, b:
+        case Replicate(), Shard():
+            return 0
+        case Partial(), Shard():
+            return 1
+        case Shard(), Shard():
+            return 2
+        case Partial(), _:
+            return 3
+        case _:
+            return 4
+
+
+def _innermost(s: Sharding, name: str, p: Placement) -> bool:
+    """Whether no later mesh axis cuts the dimension that ``p`` cuts."""
+    if not isinstance(p, Shard):
+        return True
+    later = s.mesh.names[s.mesh.names.index(name) + 1 :]
+    return all(s.on(n) != p for n in later)
