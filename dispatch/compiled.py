@@ -138,6 +138,11 @@ class CompiledProgram:
             o.copy_(r)
         return list(outputs)
 
+    def prepare(self, binding: Binding, outputs: Sequence[torch.Tensor] | None) -> None:
+        """What the first run on these tensors would compile and bind."""
+        given = self._static if outputs is None else self._given(binding, outputs)
+        self._bind(list(binding.tensors.values()), given, binding)
+
     def execute(self, bound: Bound, fresh: Sequence[torch.Tensor], scalars: Sequence[object], epoch: int) -> None:
         """Run the generated function. Errors leave with their statement, after the other ranks have heard of them."""
         with self._guard:

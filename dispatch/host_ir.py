@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar, Final, Literal
 
 import torch
@@ -144,14 +145,18 @@ class HostIrExecutor(Executor):
             if several and comms is not None:
                 self._agreement.refuse(comms, mesh, e)
             raise e.with_context(rank=rank if len(mesh.layout) > 1 else None) from None
-        if several and comms is not None:
-            self._agreement.reach(comms, mesh, binding)
+        is_new = several and comms is not None and self._agreement.reach(comms, mesh, binding)
         self._epoch += 1
         with torch.no_grad():
-            scheduled = self._scheduled(mesh, binding.dims, binding.scalars)
-            if self.mode == "checked":
+            with self._agreement.prepared_together(comms, mesh) if is_new and comms is not None else nullcontext():
+                scheduled = self._scheduled(mesh, binding.dims, binding.scalars)
+                plan = None if self.mode == "checked" else self._plan(scheduled, scope, mesh, binding, comms)
+                if plan is None:
+                    self._segments_on(binding.device, scheduled)
+                elif is_new:
+                    plan.prepare(binding, outputs)
+            if plan is None:
                 return self._interpret(scheduled, scope, mesh, binding, comms, outputs)
-            plan = self._plan(scheduled, scope, mesh, binding, comms)
             if (profile := running_profile()) is not None:
                 return run_compiled(profile, plan, binding, outputs, self._epoch, rank)
             return plan.run(binding, outputs, self._epoch)

@@ -18,7 +18,7 @@ import torch
 from hostir.dispatch.aliasing import extent, overlap
 from hostir.dispatch.evaluate import Evaluator, evaluator
 from hostir.dispatch.protocol import Executor, Ids, No, all_or_none
-from hostir.errors import InputError
+from hostir.errors import InputError, UnsupportedError
 from hostir.graph.fusion import Fusion, TensorView
 from hostir.runtime.profile import active_profile
 
@@ -63,6 +63,8 @@ class KernelExecutor(Executor):
             return
         from hostir.kernels.segment import Segment
 
+        if not (answer := self.supports(fusion)):
+            raise UnsupportedError(f"no kernel can be generated for {fusion.name}", refusals={self.name: answer.why})
         symbolic = [p for p in fusion.params if isinstance(p, TensorView) and not all(isinstance(d, int) for d in p.known.dims)]
         if symbolic and args is None:
             raise InputError(
@@ -96,6 +98,11 @@ class KernelExecutor(Executor):
         if not self.graph.ops:
             return self._pass_on(args, outs)
         return self._entry(args, outs).variant(args, outs).run(args, outs)
+
+    def prepare(self, args: Sequence[Any], outs: Sequence[torch.Tensor | None]) -> None:
+        """Make the function for tensors like these, without running it."""
+        if self.graph.ops:
+            self._entry(args, outs).variant(args, outs)
 
     def bind(self, args: Sequence[Any], outs: Sequence[torch.Tensor] | None = None) -> Callable[..., None]:
         """A function that runs this segment on these very tensors, with addresses, temporaries and numbers bound: for programs whose

@@ -38,7 +38,7 @@ class Reaching(Protocol):
 
 def is_one_sided(p: Program) -> bool:
     """Whether ``p`` touches peers' memory or waits for flags in its own."""
-    return any(isinstance(s, Comm) and s.kind in ("signal", "wait") or (isinstance(s, View) and isinstance(s.op, Peer)) for s in every(p.body))
+    return any((isinstance(s, Comm) and s.kind in ("signal", "wait")) or (isinstance(s, View) and isinstance(s.op, Peer)) for s in every(p.body))
 
 
 def has_symmetric(p: Program) -> bool:

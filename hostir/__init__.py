@@ -60,6 +60,8 @@ _PUBLIC: Final[Mapping[str, str]] = {
     "sym": "hostir.build:sym",
     "verify": "hostir.ir.verify:verify",
     "walk": "hostir.ir.walk:walk",
+    "Machine": "hostir.sim.machine:Machine",
+    "simulate": "hostir.sim.simulate:simulate",
     # running
     "Ids": "hostir.dispatch:Ids",
     "compile": "hostir.dispatch:compile",
@@ -98,6 +100,8 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from hostir.ir.walk import walk as walk
     from hostir.mesh import Mesh as Mesh
     from hostir.runtime.profile import profile as profile
+    from hostir.sim.machine import Machine as Machine
+    from hostir.sim.simulate import simulate as simulate
     from hostir.trace import spec as spec
     from hostir.trace import trace as trace
     from hostir.trace import unit as unit
@@ -139,6 +143,7 @@ __all__ = [
     "HostIrError",
     "Ids",
     "InputError",
+    "Machine",
     "Mesh",
     "MixedFusionError",
     "NotCompiledError",
@@ -162,6 +167,7 @@ __all__ = [
     "parse",
     "profile",
     "same",
+    "simulate",
     "spec",
     "sym",
     "trace",

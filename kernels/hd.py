@@ -36,6 +36,7 @@ if INTERPRETED:
         prod,
         rint,
         scalar,
+        sum_both,
         tan,
         tanh,
         to_bf16,
@@ -56,6 +57,7 @@ else:
         prod,
         rint,
         scalar,
+        sum_both,
         tan,
         tanh,
         to_bf16,
@@ -263,7 +265,10 @@ def moments(mean: tl.tensor, m2: tl.tensor, count: tl.tensor, axis: tl.tensor) -
     total = sum(count, axis)
     middle = div(sum(tl.where(count > 0, mean * count, 0.0), axis), total)
     off = tl.where(count > 0, mean - middle, 0.0)
-    return middle, sum(m2 + off * off * count, axis), total
+    # The distances from a mean that was rounded do not add up to zero; what is left over tells by how much the squares are too large.
+    left, squares = sum_both(off * count, tl.where(count > 0, m2 + off * off * count, 0.0), axis)
+    shift = div(left, total)
+    return middle + shift, squares - left * shift, total
 
 
 @device
@@ -351,6 +356,7 @@ __all__ = [
     "softmax_join",
     "sqrt",
     "sum",
+    "sum_both",
     "tan",
     "tanh",
     "to_bf16",

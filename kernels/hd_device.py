@@ -108,3 +108,14 @@ def amin(x: tl.tensor, axis: tl.tensor) -> tl.tensor:
 @triton.jit
 def prod(x: tl.tensor, axis: tl.tensor) -> tl.tensor:
     return tl.reduce(x, axis, _product, keep_dims=len(x.shape) > 1)
+
+
+@triton.jit
+def _add_both(x: tl.tensor, y: tl.tensor, a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    return x + a, y + b
+
+
+@triton.jit
+def sum_both(x: tl.tensor, y: tl.tensor, axis: tl.tensor) -> tl.tensor:
+    """Two sums in one pass over the lanes."""
+    return tl.reduce((x, y), axis, _add_both, keep_dims=len(x.shape) > 1)

@@ -43,7 +43,8 @@ def to_bf16(x: Any) -> Any:
     bits = x.handle.data.view(np.uint32)
     rounded = (bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)).astype(np.uint32) & np.uint32(0xFFFF0000)
     rounded = np.where(np.isnan(x.handle.data), np.uint32(0x7FC00000), rounded)
-    return _value(x, rounded.view(np.float32), x.type.is_block()).to(tl.bfloat16)
+    data = (rounded >> 16).astype(np.uint16)
+    return tl.tensor(type(x.handle)(data, tl.bfloat16), tl.block_type(tl.bfloat16, list(data.shape)) if x.type.is_block() else tl.bfloat16)
 
 
 def to_f16(x: Any) -> Any:
@@ -68,6 +69,12 @@ def _fold(f: Callable[..., Any]) -> Callable[..., Any]:
 amax = _fold(np.max)
 amin = _fold(np.min)
 prod = _fold(np.prod)
+_sum = _fold(np.sum)
+
+
+def sum_both(x: Any, y: Any, axis: int) -> Any:
+    """Two sums."""
+    return _sum(x, axis), _sum(y, axis)
 
 
 def repair(builder: Any) -> None:

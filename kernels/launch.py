@@ -92,7 +92,7 @@ def interpret(source: Source, tensors: Sequence[torch.Tensor], numbers: Sequence
     for a in source.arguments:
         if isinstance(a, Pointer):
             t = next(left)
-            arguments.append(t.as_strided((1,), (1,), t.storage_offset() + a.offset))
+            arguments.append(t.as_strided((1,), (1,), t.storage_offset() + a.offset) if t.numel() else t)
         else:
             arguments.append(next(rest))
     with INTERPRETER_LOCK, np.errstate(all="ignore"):

@@ -76,8 +76,9 @@ class Partition:
             except Unfit:
                 continue
             store = Store(buffer, through(self.buffers[buffer], steps), value, dtype, whole)
+            inner = _sides(body)
             body.stores.append(store)
-            if all(self.made_by.get(v.buffer, -1) < at for v in body.values() if isinstance(v, Load)):
+            if len(inner | _sides(body)) < 2 and all(self.made_by.get(v.buffer, -1) < at for v in body.values() if isinstance(v, Load)):
                 return True
             body.stores.pop()
         return False
@@ -210,6 +211,19 @@ class Partition:
         self.buffers[buffer] = layout
         self.temporaries.append(Temporary(buffer, dtype, layout))
         return Tensor(buffer, dtype, shape)
+
+
+def _sides(body: Body) -> set[bool]:
+    """For each load that moves along kept and along reduced axes: whether elements side by side are folded (True) or kept. A tile suits one
+    of the two."""
+    found = set()
+    domain = body.domain
+    for v in body.values():
+        if isinstance(v, Load):
+            moves = [(abs(s), a in domain.reduced) for a, s in enumerate(v.layout.strides) if s and domain.sizes[a] != 1]
+            if len({side for _, side in moves}) == 2:
+                found.add(min(moves)[1])
+    return found
 
 
 def _ways_into(domain: Domain, shape: tuple[int, ...]) -> Iterator[tuple[tuple[Step, ...], bool]]:

@@ -26,11 +26,11 @@ from hostir.errors import HostIrError
 from hostir.launch.by_value import dumps
 from hostir.launch.init import join_torch
 from hostir.launch.machine import pick_device, share_cores
+from hostir.launch.mps import is_one_gpu
 from hostir.launch.report import Report, of_exception
-from hostir.runtime.comms.gloo import GlooWire
+from hostir.launch.transport import choose_here, connect, make_comms
 from hostir.runtime.comms.hub import Hub
 from hostir.runtime.comms.process import ProcessComms
-from hostir.runtime.comms.protocol import Comms
 from hostir.runtime.comms.threads import ThreadComms
 from hostir.runtime.world import World
 
@@ -50,24 +50,25 @@ class Piece:
     is_last: bool
 
 
-def main(folder: str, rank: int, num_ranks: int, device: str | None, captures: bool, pipe: Connection) -> None:
+def main(folder: str, rank: int, num_ranks: int, device: str | None, transport: str | None, captures: bool, pipe: Connection) -> None:
     """One rank of a crew, until the other end of ``pipe`` is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, args=(folder,), name="hostir: parent", daemon=True).start()
     if captures:
         _capture(folder, rank)
         faulthandler.register(signal.SIGUSR1, all_threads=True)
-    _Rank(folder, rank, num_ranks, device, pipe).work()
+    _Rank(folder, rank, num_ranks, device, transport, pipe).work()
 
 
 class _Rank:
     """The life of one rank."""
 
-    def __init__(self, folder: str, rank: int, num_ranks: int, device: str | None, pipe: Connection) -> None:
+    def __init__(self, folder: str, rank: int, num_ranks: int, device: str | None, transport: str | None, pipe: Connection) -> None:
         self.folder = folder
         self.rank = rank
         self.num_ranks = num_ranks
         self.device = device
+        self.transport = transport
         self.pipe = pipe
         self.world: World | None = None
 
@@ -134,15 +135,22 @@ class _Rank:
         return self.world
 
     def _open(self, timeout: float) -> World:
-        comms: Comms
-        chosen = pick_device(self.device, self.rank)
-        if self.num_ranks == 1:
-            return World(0, 1, 0, 1, chosen, "gloo", ThreadComms(Hub(1, timeout), 0, "gloo"))
+        rank, num_ranks = self.rank, self.num_ranks
+        chosen = pick_device(self.device, 0 if is_one_gpu() else rank)
+        transport = choose_here(self.transport, chosen, num_ranks, num_ranks)
+        if num_ranks == 1:
+            return World(0, 1, 0, 1, chosen, transport, ThreadComms(Hub(1, timeout), 0, transport))
         store = dist.FileStore(os.path.join(self.folder, "store"), self.num_ranks)
         store.set_timeout(timedelta(hours=24))
-        comms = ProcessComms(GlooWire(loopback=True), dist.PrefixStore("hostir/0", store), self.rank, self.num_ranks, timeout)
-        world = World(self.rank, self.num_ranks, self.rank, self.num_ranks, chosen, "gloo", comms)
-        join_torch(world, dist.PrefixStore("torch", store), timeout)
+        comms = make_comms(transport, rank, num_ranks, chosen, timeout, dist.PrefixStore("hostir/0", store), one_machine=True)
+        world = World(rank, num_ranks, rank, num_ranks, chosen, transport, comms)
+        torch_store: dist.Store = store
+        if transport != "gloo" and chosen.type == "cuda":  # a file is slow where groups and arenas are made
+            first = dist.TCPStore("127.0.0.1", 0, num_ranks, True, wait_for_workers=False) if rank == 0 else None
+            (port, *_) = comms.exchange("port", str(first.port) if first is not None else "", range(num_ranks))
+            torch_store = first or dist.TCPStore("127.0.0.1", int(port), num_ranks, False, wait_for_workers=False)
+        join_torch(world, dist.PrefixStore("torch", torch_store), timeout)
+        connect(world)
         return world
 
     # ---- answers

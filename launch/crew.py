@@ -13,6 +13,7 @@ import pickle
 import signal
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
@@ -39,12 +40,19 @@ class Outcome:
 
 
 class Crew:
-    """``num_ranks`` processes. ``captures``: what they print goes into ``Outcome.printed``, else where this process prints."""
+    """``num_ranks`` processes. ``captures``: what they print goes into ``Outcome.printed``, else where this process prints.
 
-    def __init__(self, num_ranks: int, *, device: str | None = None, captures: bool = False) -> None:
+    ``transport``: gloo, nccl, symm, or None for what suits the devices; ``variables`` are added to each rank's environment.
+    """
+
+    def __init__(
+        self, num_ranks: int, *, device: str | None = None, transport: str | None = "gloo", variables: Mapping[str, str] | None = None,
+        captures: bool = False,
+    ) -> None:  # fmt: skip
         self.num_ranks = num_ranks
         self.is_usable = True
         self._captures = captures
+        self._variables = dict(variables or {})
         self._folder = tempfile.TemporaryDirectory(prefix="hostir-")
         self._processes: dict[int, ForkServerProcess] = {}
         self._pipes: dict[int, Connection] = {}
@@ -53,7 +61,7 @@ class Crew:
         try:
             start_server()
             for rank in range(num_ranks):
-                arguments = (self._folder.name, rank, num_ranks, device, captures)
+                arguments = (self._folder.name, rank, num_ranks, device, transport, captures)
                 self._processes[rank], self._pipes[rank] = start_process(child.main, arguments, f"rank {rank}")
         except BaseException:
             self.end()
@@ -67,7 +75,7 @@ class Crew:
         """
         assert self.is_usable, "a crew that has failed is replaced"
         self._number += 1
-        message = pickle.dumps(child.Piece(self._number, payload, dict(os.environ), os.getcwd(), timeout, is_last))
+        message = pickle.dumps(child.Piece(self._number, payload, os.environ | self._variables, os.getcwd(), timeout, is_last))
         for pipe in self._pipes.values():
             try:
                 pipe.send_bytes(message)

@@ -13,12 +13,13 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from hostir.errors import CommTimeout, InputError, UnsupportedError
+from hostir.errors import CommTimeout, InputError
 from hostir.launch.ending import ending
 from hostir.launch.env import Place, find_place
 from hostir.launch.machine import pick_device, share_cores
 from hostir.launch.meeting import meet, world_store
-from hostir.runtime.comms.gloo import GlooWire
+from hostir.launch.mps import is_one_gpu
+from hostir.launch.transport import choose_here, connect, make_comms, torch_backend
 from hostir.runtime.comms.hub import Hub
 from hostir.runtime.comms.lane import keep_forever
 from hostir.runtime.comms.process import ProcessComms
@@ -30,47 +31,53 @@ from hostir.runtime.world import World, current_world
 def init(*, backend: str | None = None, device: str | torch.device | None = None, timeout: float | None = None) -> World:
     """The World of this process: ``with hir.launch.init() as world: …``.
 
-    ``backend``: ``"gloo"`` (the default). ``device``: default the GPU of the local rank where there is one, else the CPU. ``timeout``
-    (seconds) bounds the meeting of the ranks and each communication: default what ``hostir run`` was given, else 60. Inside rank threads
-    this is the thread's own World. With several ranks torch.distributed's default group is made as well, so that DTensor works.
-    InputError when the launcher's variables make no sense, CommTimeout when ranks do not come.
+    ``backend``: ``"gloo"``, ``"nccl"`` or ``"symm"``; default what ``hostir run`` was given, else what suits the devices: gloo on CPUs,
+    NCCL with a GPU for each rank, symm for ranks that were started to share one GPU, else gloo, which takes GPU tensors through pinned
+    memory. ``device``: default the GPU of the local rank where there is one, else the CPU. ``timeout`` (seconds) bounds the meeting of the
+    ranks and each communication: default what ``hostir run`` was given, else 60. Inside rank threads this is the thread's own World. With
+    several ranks torch.distributed's default group is made as well, so that DTensor works. InputError when the launcher's variables make
+    no sense, CommTimeout when ranks do not come, UnsupportedError for a backend that cannot be here.
     """
     if (ours := current_world()) is not None:
         return ours
-    if (backend or "gloo") != "gloo":
-        raise UnsupportedError(f"there is no backend {backend!r} here", refusals={str(backend): "init knows gloo"}, expected="gloo")
     seconds = _default_timeout() if timeout is None else timeout
     place = find_place(os.environ)
+    backend = backend or os.environ.get("HOSTIR_TRANSPORT") or None
     if place.size == 1:
-        return World(0, 1, 0, 1, pick_device(device, 0), "gloo", ThreadComms(Hub(1, seconds), 0, "gloo"))
+        chosen = pick_device(device, 0)
+        transport = choose_here(backend, chosen, 1, 1)
+        return World(0, 1, 0, 1, chosen, transport, ThreadComms(Hub(1, seconds), 0, transport))
     ending().prefix = f"[rank{place.rank}]: "
     place, store = meet(place, seconds)
-    world = open_world(place, store, store.add(f"inits/{place.rank}", 1), seconds, device=device)
+    world = open_world(place, store, store.add(f"inits/{place.rank}", 1), seconds, device=device, transport=backend)
     ending().add(world)
     return world
 
 
 def open_world(
-    place: Place, store: dist.Store, name: int | str, timeout: float, *, device: str | torch.device | None, num_ranks: int | None = None
-) -> World:
+    place: Place, store: dist.Store, name: int | str, timeout: float, *, device: str | torch.device | None, num_ranks: int | None = None,
+    transport: str | None = None,
+) -> World:  # fmt: skip
     """A world of the first ``num_ranks`` ranks (all) that met in ``store``; each of them must come, with the same new ``name``.
 
     The device is set before any group is made.
     """
     size = place.size if num_ranks is None else num_ranks
-    one_machine = place.local_size == place.size
-    chosen = pick_device(device, place.local_rank)
+    local_size = min(place.local_size, size)
+    chosen = pick_device(device, 0 if is_one_gpu() else place.local_rank)
+    transport = choose_here(transport, chosen, local_size, size)
     if chosen.type == "cpu":
         share_cores(place.local_size)
     ours = world_store(store, name)
     comms: Comms
     if size == 1:
-        comms = ThreadComms(Hub(1, timeout), 0, "gloo")
+        comms = ThreadComms(Hub(1, timeout), 0, transport)
     else:
-        comms = ProcessComms(GlooWire(loopback=one_machine), ours, place.rank, size, timeout)
-    world = World(place.rank, size, place.local_rank, min(place.local_size, size), chosen, "gloo", comms)
+        comms = make_comms(transport, place.rank, size, chosen, timeout, ours, one_machine=place.local_size == place.size)
+    world = World(place.rank, size, place.local_rank, local_size, chosen, transport, comms)
     if size > 1:
         join_torch(world, dist.PrefixStore("torch", ours), timeout)
+        connect(world)
     return world
 
 
@@ -81,7 +88,7 @@ def join_torch(world: World, store: dist.Store, timeout: float) -> None:
         return
     hook = sys.excepthook
     try:
-        dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size, timeout=timedelta(seconds=timeout))
+        dist.init_process_group(torch_backend(world.backend), store=store, rank=world.rank, world_size=world.size, timeout=timedelta(seconds=timeout))
     except (dist.DistError, RuntimeError) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise CommTimeout(f"not all of {world.size} ranks came within {timeout:g} s: {reason}", rank=world.rank) from error

@@ -73,7 +73,7 @@ def find_control() -> str:
 
 
 @contextlib.contextmanager
-def one_gpu(num_ranks: int) -> Iterator[dict[str, str]]:
+def share_gpu(num_ranks: int) -> Iterator[dict[str, str]]:
     """Variables for ``num_ranks`` ranks that share the GPU; the daemon behind them runs as long as the block."""
     if num_ranks > MAX_RANKS:
         raise InputError(f"one GPU is shared by at most {MAX_RANKS} ranks", expected=f"1 .. {MAX_RANKS}", got=num_ranks)
@@ -96,6 +96,16 @@ def one_gpu(num_ranks: int) -> Iterator[dict[str, str]]:
             yield variables
     finally:
         _stop(keeper, folder)
+
+
+@contextlib.contextmanager
+def sharing(num_ranks: int, *, one_gpu: bool) -> Iterator[dict[str, str]]:
+    """``share_gpu`` where that is wanted, else no variables and no daemon."""
+    if not one_gpu:
+        yield {}
+        return
+    with share_gpu(num_ranks) as variables:
+        yield variables
 
 
 def _await_start(keeper: subprocess.Popen[bytes], folder: str) -> None:

@@ -11,49 +11,50 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any, Final
 
-from hostir.errors import InputError, UnsupportedError
+from hostir.errors import InputError
 from hostir.launch import report
+from hostir.launch.mps import sharing
+from hostir.launch.transport import check_ranks
 
 GRACE: Final = 5.0  # seconds for the other ranks to end by themselves after one has failed
 
 
-def run_script(num_ranks: int, argv: Sequence[str], transport: str = "gloo", *, timeout: float = 60.0) -> None:
+def run_script(num_ranks: int, argv: Sequence[str], transport: str | None = None, *, timeout: float = 60.0, one_gpu: bool = False) -> None:
     """Run ``argv`` (a script and its arguments) on ``num_ranks`` ranks; inside, ``hir.launch.init()`` gives each its World.
 
-    ``transport``: ``"gloo"`` (processes) or ``"threads"``. ``timeout`` (seconds) is that of each communication, unless the script gives
-    its own. Returns when all ranks have ended well; RankError when one fails, naming the one that failed first. Output goes to this process's stdout and stderr, each line after ``[rank] ``.
+    ``transport``: ``"threads"``, or what processes use (``"gloo"``, ``"nccl"``, ``"symm"``; default what suits the devices). ``one_gpu``:
+    all ranks share one GPU and run at the same time, under an MPS daemon of this call's own. ``timeout`` (seconds) is that of each
+    communication, unless the script gives its own. Returns when all ranks have ended well; RankError when one fails, naming the one that
+    failed first. Output goes to this process's stdout and stderr, each line after ``[rank] ``.
     """
-    if num_ranks < 1:
-        raise InputError("a run has at least one rank", expected="1 or more", got=num_ranks)
+    check_ranks(num_ranks, transport, one_gpu=one_gpu)
     if not argv:
         raise InputError("nothing to run", expected="a script", got="no arguments", cure="hostir run -n 4 script.py")
     if not Path(argv[0]).is_file():
         raise InputError(f"there is no script {argv[0]}", expected="a file", got=argv[0])
     match transport:
-        case "gloo":
-            _Job(num_ranks, argv, timeout).run()
         case "threads":
             from hostir.launch.run_threads import run_script_in_threads
 
             run_script_in_threads(num_ranks, list(argv), timeout)
         case _:
-            raise UnsupportedError(
-                f"there is no transport {transport!r} here", refusals={transport: "run knows gloo and threads"}, expected="gloo, threads"
-            )
+            with sharing(num_ranks, one_gpu=one_gpu) as variables:
+                _Job(num_ranks, argv, timeout, {"HOSTIR_TRANSPORT": transport or ""} | variables).run()
 
 
 class _Job:
     """The processes of one run. Torch's own launcher variables are set, so scripts that use torch.distributed directly work too."""
 
-    def __init__(self, num_ranks: int, argv: Sequence[str], timeout: float) -> None:
+    def __init__(self, num_ranks: int, argv: Sequence[str], timeout: float, variables: Mapping[str, str]) -> None:
         self.num_ranks = num_ranks
         self.argv = list(argv)
         self.timeout = timeout
+        self.variables = variables
         self.processes: list[subprocess.Popen[str]] = []
         self.readers: list[threading.Thread] = []
         self.last_lines: dict[int, str] = {}
@@ -79,7 +80,7 @@ class _Job:
         import hostir
 
         package_root = str(Path(hostir.__file__ or "").resolve().parent.parent)
-        shared = dict(os.environ)
+        shared = os.environ | self.variables
         shared["PYTHONPATH"] = os.pathsep.join(p for p in (shared.get("PYTHONPATH", ""), package_root) if p)
         shared |= {
             "WORLD_SIZE": str(self.num_ranks),

@@ -11,28 +11,32 @@ from typing import Any
 
 import torch
 
-from hostir.errors import InputError, UnsupportedError
+from hostir.errors import InputError
+from hostir.launch.mps import sharing
+from hostir.launch.transport import check_ranks
 
 
 def spawn(
     fn: Callable[..., Any],
     num_ranks: int,
-    transport: str = "gloo",
+    transport: str | None = None,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     timeout: float = 60.0,
     device: str | torch.device | None = None,
+    one_gpu: bool = False,
 ) -> list[Any]:
     """``fn(world, *args, **kwargs)`` on ``num_ranks`` ranks; the list of results in rank order.
 
-    ``transport``: ``"threads"`` (N threads here; CPU or one GPU) or ``"gloo"`` (N processes on this machine). ``fn`` may be any
-    function, a lambda or a closure: processes get it, the arguments and the results by value. ``timeout`` (seconds) bounds each
-    communication, not the run. ``device``: default a GPU where there is one, else the CPU. Raises RankError when a rank fails: ``.rank``
-    failed first, ``.ranks`` holds every failed rank's report, ``__cause__`` is its exception; the other ranks are ended.
+    ``transport``: ``"threads"`` (N threads here; CPU or one GPU), or N processes on this machine over ``"gloo"``, ``"nccl"`` (a GPU for
+    each) or ``"symm"`` (each rank addresses the memory of all); default: what suits the devices. ``one_gpu``: all ranks share one GPU and
+    run at the same time, under an MPS daemon of this call's own; the default transport is then ``"symm"``. ``fn`` may be any function, a
+    lambda or a closure: processes get it, the arguments and the results by value. ``timeout`` (seconds) bounds each communication, not the
+    run. ``device``: default a GPU where there is one, else the CPU. Raises RankError when a rank fails: ``.rank`` failed first, ``.ranks``
+    holds every failed rank's report, ``__cause__`` is its exception; the other ranks are ended.
     """
-    if num_ranks < 1:
-        raise InputError("a world has at least one rank", expected="1 or more", got=num_ranks)
+    check_ranks(num_ranks, transport, one_gpu=one_gpu)
     if not callable(fn):
         raise InputError("spawn runs a function", expected="fn(world, *args)", got=type(fn).__name__)
     keywords = dict(kwargs or {})
@@ -42,21 +46,22 @@ def spawn(
             from hostir.launch.thread_ranks import run_threads
 
             return run_threads(lambda world: fn(world, *args, **keywords), num_ranks, timeout=timeout, device=pick_device(device, 0))
-        case "gloo":
-            return _in_processes(fn, num_ranks, tuple(args), keywords, timeout, None if device is None else str(device))
         case _:
-            raise UnsupportedError(
-                f"there is no transport {transport!r} here", refusals={transport: "spawn knows threads and gloo"}, expected="threads, gloo"
-            )
+            where = None if device is None else str(device)
+            with sharing(num_ranks, one_gpu=one_gpu) as variables:
+                return _in_processes(fn, num_ranks, tuple(args), keywords, timeout, where, transport, variables)
 
 
-def _in_processes(fn: Callable[..., Any], num_ranks: int, args: tuple[Any, ...], kwargs: dict[str, Any], timeout: float, device: str | None) -> list[Any]:
+def _in_processes(
+    fn: Callable[..., Any], num_ranks: int, args: tuple[Any, ...], kwargs: dict[str, Any], timeout: float, device: str | None,
+    transport: str | None, variables: Mapping[str, str],
+) -> list[Any]:  # fmt: skip
     from hostir.launch.by_value import dumps_call
     from hostir.launch.crew import Crew
     from hostir.launch.report import rank_error
 
     payload = dumps_call(fn, (fn, args, kwargs))
-    with Crew(num_ranks, device=device) as crew:
+    with Crew(num_ranks, device=device, transport=transport, variables=variables) as crew:
         done = crew.run(payload, timeout=timeout, is_last=True)
     if done.reports:
         raise rank_error(list(done.reports.values()))

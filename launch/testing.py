@@ -19,7 +19,7 @@ from hostir.launch.env import find_place
 if TYPE_CHECKING:
     from hostir.runtime.world import World
 
-TRANSPORTS: Final = ("gloo", "threads")
+TRANSPORTS: Final = ("gloo", "nccl", "symm", "threads")
 _USE: Final = "@pytest.mark.world(n, transport='gloo', timeout=60.0, device=None)"
 
 
@@ -113,7 +113,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marker, and whoever runs the tests that have it."""
     config.addinivalue_line(
         "markers",
-        "world(n, transport='gloo', timeout=60.0, device=None): the test's body runs on n ranks, processes ('gloo') or 'threads'; "
+        "world(n, transport='gloo', timeout=60.0, device=None): the test's body runs on n ranks, processes (gloo, nccl, symm) or threads; "
         "lists of numbers or transports make one test of each",
     )
     try:

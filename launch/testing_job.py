@@ -15,7 +15,6 @@ import io
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from hostir.errors import CommTimeout, HostIrError, InputError, PeerError, RankError
+from hostir.errors import CommTimeout, HostIrError, PeerError, RankError
 from hostir.launch import report
 from hostir.launch.env import Place
 from hostir.launch.testing import Ask, asked
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from hostir.runtime.world import World
 
 _GRACE: Final = 5.0  # seconds that a rank may be later than the others
+_LAST_WORDS: Final = 1.0  # seconds to wait for the others once this rank was told to end
 _KEEP: Final = 20_000  # characters of output that travel to rank 0
 
 
@@ -67,6 +67,8 @@ class Job:
         self._world: World | None = None
         self._name = ""  # of the world
         self._is_alone = False  # a rank is stuck or gone: nothing can be agreed any more
+        self._session: pytest.Session | None = None  # that SIGTERM ends
+        self._is_in_test = False
         self._number = 0  # of the test
         self._old_keys: list[str] = []
 
@@ -76,8 +78,12 @@ class Job:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """One rank shows the results and writes the files."""
         if self.place.rank:
             self._silence = _Silence(session.config)
+            for plugin in session.config.pluginmanager.get_plugins():
+                if type(plugin).__name__ == "LogXML":
+                    plugin.logfile = os.devnull
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Meet the others where there is something to do together; all must have found the same tests."""
@@ -103,9 +109,12 @@ class Job:
             if text != texts[0]:
                 raise pytest.UsageError(f"ranks 0 and {rank} have collected different tests: {_difference(texts[0], text)}")
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, _end)
+            self._session = session
+            signal.signal(signal.SIGTERM, self._end)
 
     def pytest_unconfigure(self) -> None:
+        if self._session is not None:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if self._board is not None and not self._is_alone:
             with contextlib.suppress(HostIrError):  # rank 0 has shown the results: launchers end all ranks when one has failed
                 self._meet("the end", "", 6 * _GRACE, range(1) if self.place.rank else None)
@@ -189,12 +198,23 @@ class Job:
             return (yield)
         error: BaseException | None = None
         start = time.monotonic()
+        self._is_in_test = True
         try:
             result = yield
         except BaseException as e:  # noqa: BLE001  it is raised again, on all ranks
             result, error = None, e
+        finally:
+            self._is_in_test = False
         self._agree(item, phase, error, time.monotonic() - start)
         return result
+
+    def _end(self, number: int, _frame: FrameType | None) -> None:
+        """SIGTERM, from a launcher that has lost a rank: show what is known, then end. What runs now fails."""
+        assert self._session is not None
+        self._session.shouldstop = f"rank {self.place.rank} was told to end ({signal.Signals(number).name})"
+        if self._is_in_test:
+            self._is_in_test = False
+            raise RankError(f"rank {self.place.rank} was told to end", rank=self.place.rank)
 
     def _prepare(self, item: pytest.Item) -> None:
         ask = asked(item)
@@ -202,7 +222,7 @@ class Job:
             return
         if ask.num_ranks > self.place.size:
             pytest.skip(f"needs {ask.num_ranks} ranks, this job has {self.place.size}")
-        name = f"tests-{ask.num_ranks}-{ask.device}"
+        name = f"tests-{ask.num_ranks}-{ask.transport}-{ask.device}"
         if self._world is not None and self._name != name:
             self._leave()
         if self.place.rank >= ask.num_ranks:
@@ -210,8 +230,10 @@ class Job:
         if self._world is None:
             from hostir.launch.init import open_world
 
-            timeout, size = ask.timeout + _GRACE, ask.num_ranks
-            self._world = open_world(self.place, self._store, f"{name}-{self._number}", timeout, device=ask.device, num_ranks=size)
+            self._world = open_world(
+                self.place, self._store, f"{name}-{self._number}", ask.timeout + _GRACE, device=ask.device, num_ranks=ask.num_ranks,
+                transport=ask.transport,
+            )  # fmt: skip
             self._name = name
 
     def _leave(self) -> None:
@@ -228,7 +250,7 @@ class Job:
             faulthandler.dump_traceback(self._stderr, all_threads=True)
             os._exit(1)
 
-        timer = threading.Timer(ask.timeout + 3 * _GRACE, end)
+        timer = threading.Timer(ask.timeout + 3 * min(_GRACE, ask.timeout), end)
         timer.daemon = True
         timer.start()
         try:
@@ -241,15 +263,19 @@ class Job:
     def _agree(self, item: pytest.Item, phase: str, error: BaseException | None, seconds: float) -> None:
         """Raise what the phase is for all ranks."""
         ask = None
+        if item.session.shouldstop and self._silence is None and self._who_speaks() not in (None, self.place.rank):
+            self._silence = _Silence(item.config)
         with contextlib.suppress(pytest.fail.Exception):  # a wrong marker: the set-up has said so
             ask = asked(item)
         on_all = ask is None or ask.transport == "threads" or ask.num_ranks > self.place.size
         members = range(self.place.size if on_all or phase != "call" or ask is None else ask.num_ranks)
         timeout = self._timeout if ask is None else ask.timeout
+        grace = min(_GRACE, timeout)
+        patience = max(timeout - seconds, 0.0) + grace if phase == "call" and ask is not None else 2 * timeout + 3 * seconds + grace
         mine = self._voice(item, phase, error)
         key = f"{self._number}/{phase}"
         try:
-            texts = self._meet(key, base64.b64encode(pickle.dumps(mine)).decode(), 2 * timeout + 3 * seconds + _GRACE, members)
+            texts = self._meet(key, base64.b64encode(pickle.dumps(mine)).decode(), patience, members)
         except HostIrError as lost:
             self._give_up(item, phase, error, lost)
         voices: dict[int, Voice] = {r: pickle.loads(base64.b64decode(t)) for r, t in texts.items()}
@@ -309,7 +335,7 @@ class Job:
         """A rank gave no result: this test fails, and the session ends."""
         self._is_alone = True
         ranks = tuple(getattr(lost, "ranks", ()))
-        if self.place.rank == min(r for r in range(self.place.size) if r not in ranks):
+        if self._who_speaks() is None and self.place.rank == min(r for r in range(self.place.size) if r not in ranks):
             self._speak()
         item.session.shouldfail = f"rank {', '.join(map(str, ranks))} gave no result for {item.nodeid} ({phase}): the session cannot go on"
         reports = {r: report.Report(r, f"rank {r}: {lost.message}", is_echo=isinstance(lost, CommTimeout)) for r in ranks}
@@ -324,8 +350,10 @@ class Job:
         board, everyone = self._board, range(self.place.size) if ranks is None else ranks
 
         def look(missing: Sequence[int], waited: float) -> None:
-            if waited > 1.0 and (dead := board.dead(missing)):
+            if dead := board.dead(missing):
                 raise PeerError("its process is gone", ranks=dead)
+            if self._session is not None and self._session.shouldstop and waited > _LAST_WORDS:
+                raise CommTimeout("no result before the end", ranks=missing)
 
         try:
             texts = board.meet(key, text, everyone, patience, look)
@@ -342,8 +370,20 @@ class Job:
             self._board.forget(old)
         self._old_keys = [key]
 
+    def _who_speaks(self) -> int | None:
+        """The rank that shows how a session ended in which a rank was lost."""
+        assert self._board is not None
+        with contextlib.suppress(RuntimeError):  # the store is gone
+            for rank in range(self.place.size):
+                if self._board.read("speaks", rank) is not None:
+                    return rank
+        return None
+
     def _speak(self) -> None:
         """Show what this rank knows, where rank 0 cannot."""
+        if self._board is not None:
+            with contextlib.suppress(RuntimeError):
+                self._board.post("speaks", "")
         if self._silence is not None:
             self._silence.end()
             self._silence = None
@@ -413,11 +453,3 @@ def _difference(a: str, b: str) -> str:
         if x != y:
             return f"{x} and {y}"
     return f"{len(ours)} and {len(theirs)} tests"
-
-
-def _end(number: int, _frame: FrameType | None) -> None:
-    sys.stdout.flush()
-    raise pytest.exit.Exception(f"ended by {signal.Signals(number).name}", returncode=128 + number)
-
-
-__all__ = ["InputError", "Job"]

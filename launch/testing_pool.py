@@ -11,6 +11,7 @@ import random
 import sys
 from collections import OrderedDict
 from collections.abc import Generator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -34,7 +35,7 @@ class Pool:
     """The ranks of a plain pytest session."""
 
     def __init__(self) -> None:
-        self._crews: OrderedDict[tuple[int, str | None], Crew] = OrderedDict()
+        self._crews: OrderedDict[Ask, Crew] = OrderedDict()
         self._pid = os.getpid()
 
     def world(self, item: pytest.Item) -> Any:
@@ -82,23 +83,28 @@ class Pool:
             done = crew.run(payload, timeout=ask.timeout, limit=ask.timeout + _MARGIN, grace=grace)
         finally:
             if not crew.is_usable:
-                self._crews.pop((ask.num_ranks, ask.device)).end(0.2)
+                self._crews.pop(_kind(ask)).end(0.2)
         for rank, texts in sorted(done.printed.items()):
             for text, stream in zip(texts, (sys.stdout, sys.stderr), strict=True):
                 stream.write("".join(f"[{rank}] {line}\n" for line in text.splitlines()))
         return done.values, done.reports
 
     def _crew(self, ask: Ask) -> Crew:
-        key = (ask.num_ranks, ask.device)
+        key = _kind(ask)
         if key in self._crews:
             self._crews.move_to_end(key)
             return self._crews[key]
         from hostir.launch.crew import Crew
 
-        while self._crews and sum(n for n, _ in self._crews) + ask.num_ranks > _MAX_PROCESSES:
+        while self._crews and sum(k.num_ranks for k in self._crews) + ask.num_ranks > _MAX_PROCESSES:
             self._crews.popitem(last=False)[1].end()
-        self._crews[key] = Crew(ask.num_ranks, device=ask.device, captures=True)
+        self._crews[key] = Crew(ask.num_ranks, device=ask.device, transport=ask.transport, captures=True)
         return self._crews[key]
+
+
+def _kind(ask: Ask) -> Ask:
+    """Tests of one kind share a crew."""
+    return replace(ask, timeout=0.0)
 
 
 def arguments_of(item: pytest.Function) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 from hostir.errors import InputError, UnsupportedError
-from hostir.launch.env import Place
 from hostir.launch.mps import is_one_gpu
 from hostir.runtime.comms.gloo import GlooWire
 from hostir.runtime.comms.process import ProcessComms
@@ -57,18 +56,18 @@ def choose_here(wanted: str | None, device: torch.device, local_size: int, size:
     return choose(wanted, device.type, num_gpus, local_size, size, one_gpu=is_one_gpu())
 
 
-def make_comms(transport: str, place: Place, device: torch.device, timeout: float, store: dist.Store) -> Comms:
+def make_comms(transport: str, rank: int, size: int, device: torch.device, timeout: float, store: dist.Store, *, one_machine: bool) -> Comms:
     """This rank's end of a world of several processes. ``store`` is this world's own."""
-    wire = GlooWire(loopback=place.local_size == place.size)
+    wire = GlooWire(loopback=one_machine)
     if transport == "nccl":
         from hostir.runtime.comms.nccl import NcclWire
 
-        return ProcessComms(NcclWire(device, timeout), store, place.rank, place.size, timeout)
+        return ProcessComms(NcclWire(device, timeout), store, rank, size, timeout)
     if transport == "symm":
         from hostir.runtime.comms.symm import SymmComms
 
-        return SymmComms(wire, store, place.rank, place.size, timeout)
-    return ProcessComms(wire, store, place.rank, place.size, timeout)
+        return SymmComms(wire, store, rank, size, timeout)
+    return ProcessComms(wire, store, rank, size, timeout)
 
 
 def connect(world: World) -> None:
@@ -97,9 +96,13 @@ def torch_backend(transport: str) -> str:
     return "cpu:gloo,cuda:nccl" if transport == "nccl" else "gloo"
 
 
-def check_ranks_fit(transport: str, num_ranks: int) -> None:
-    """``spawn`` and ``run`` start at least one rank, of a kind that exists."""
+def check_ranks(num_ranks: int, transport: str | None, *, one_gpu: bool) -> None:
+    """What ``spawn`` and ``run`` refuse before anything is started."""
     if num_ranks < 1:
         raise InputError("a world has at least one rank", expected="1 or more", got=num_ranks)
-    if transport not in TRANSPORTS:
-        raise UnsupportedError(f"there is no transport {transport!r}", refusals={transport: f"it is one of {', '.join(TRANSPORTS)}"})
+    if transport is not None and transport not in TRANSPORTS:
+        why = f"it is one of {', '.join(TRANSPORTS)}"
+        raise UnsupportedError(f"there is no transport {transport!r} here", refusals={transport: why}, expected=", ".join(TRANSPORTS))
+    if one_gpu and transport == "threads":
+        cure = 'leave one_gpu out: the threads of a process share its GPU anyway, or use transport="symm"'
+        raise UnsupportedError("one_gpu is for ranks that are processes", refusals={"threads": "they are one process"}, cure=cure)

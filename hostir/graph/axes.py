@@ -34,7 +34,8 @@ class Axes:
     """``ins``: each tensor operand with its labels, the one that decides first, first. ``outs``: the labels of each result. ``reduced``:
     label -> the reduction (``sum``, ``max``, …) by which its terms combine. ``composite``: reduced labels whose terms do not simply
     combine (mean, var). ``once``: operands that are added to the reduction, so only one part may add them (a bias). ``where``: for each
-    entry of ``ins`` the parameter, and the place in its list (0 where it is none)."""
+    entry of ``ins`` the parameter, and the place in its list (0 where it is none). ``weighted``: the first operand is a weight, and its
+    layout decides whatever is wanted of the result."""
 
     ins: tuple[tuple[TensorView, Labels], ...]
     outs: tuple[Labels, ...]
@@ -42,6 +43,7 @@ class Axes:
     composite: frozenset[int] = frozenset()
     once: tuple[TensorView, ...] = ()
     where: tuple[tuple[str, int], ...] = ()
+    weighted: bool = False
 
 
 class _Builder:
@@ -57,6 +59,7 @@ class _Builder:
         self.reduced: dict[int, str] = {}
         self.composite: set[int] = set()
         self.once: list[TensorView] = []
+        self.weighted = False
         self.count = 0
 
     def new(self) -> int:
@@ -83,7 +86,7 @@ class _Builder:
     def done(self) -> Axes:
         ins = tuple((tv, tuple(labels)) for tv, labels in self.ins)
         return Axes(
-            ins, tuple(map(tuple, self.outs)), dict(self.reduced), frozenset(self.composite), tuple(self.once), tuple(self.where)
+            ins, tuple(map(tuple, self.outs)), dict(self.reduced), frozenset(self.composite), tuple(self.once), tuple(self.where), self.weighted,
         )  # fmt: skip
 
 
@@ -209,6 +212,7 @@ def _matmul(b: _Builder) -> None:
     y, x = b.operand("y"), b.operand("x")
     assert x is not None and y is not None
     out = b.outs[0]
+    b.weighted = len(y) < 3
     contracted = b.new()
     b.reduced[contracted] = "sum"
     x[-1] = y[-2 if len(y) > 1 else 0] = contracted
@@ -235,6 +239,7 @@ def _linear(b: _Builder) -> None:
     w, x = b.operand("w"), b.operand("x")
     assert x is not None and w is not None
     out = b.outs[0]
+    b.weighted = True
     contracted = b.new()
     b.reduced[contracted] = "sum"
     x[-1] = w[-1] = contracted

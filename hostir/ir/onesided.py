@@ -138,7 +138,10 @@ class _Clock(Observer):
         return np.maximum(row, self._joined[id(after)][1])
 
     def _done(self, rank: int, i: int) -> Ints:
+        """What is over when move ``i`` has told of it: all that began before it and, of a signal, the flag that it wrote."""
         lane, clock, known = self._begin(rank, i)
+        op = self.ranks[rank].cohort.moves[i].step.op
+        clock += isinstance(op, Comm) and op.kind == "signal"
         known = known.copy()
         known[lane] = max(int(known[lane]), clock)
         return known

@@ -7,7 +7,7 @@ syncs), and only those are asked whether they overlap. An unscheduled program ca
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -103,10 +103,11 @@ def _padded(row: list[int], length: int) -> list[int]:
     return row if len(row) == length else row + [0] * (length - len(row))
 
 
-def order_of(moves: Sequence[Move]) -> Order:
-    """Happens-before of the moves of one rank (or cohort): lanes, syncs, events; every stream starts with the program."""
+def order_of(moves: Sequence[Move], without: Collection[int] = ()) -> Order:
+    """Happens-before of the moves of one rank (or cohort): lanes, syncs, events; every stream starts with the program. ``without``: as if
+    the syncs with these ids were not there."""
     clocks = Clocks()
-    at = np.array([clocks.run(m) for m in moves] or np.zeros((0, 3)), np.int64)
+    at = np.array([(-1, -1, -1) if id(m.step.op) in without else clocks.run(m) for m in moves] or np.zeros((0, 3)), np.int64)
     num_lanes = len(clocks.count)
     known = np.zeros((max(len(clocks.rows), 1), max(num_lanes, 1)), np.int64)
     for i, row in enumerate(clocks.rows):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hostir.errors import BuildError
+from hostir.graph.annotate import tensors
 from hostir.graph.axes import Axes, Labels, axes_of
 from hostir.graph.copy import Values, append, copied
 from hostir.graph.fusion import Fusion, Op, TensorView
@@ -25,80 +26,99 @@ def decompose_resharding(f: Fusion, place: str = "before") -> Fusion:
     operation move ``before`` it, or its result ``after`` it."""
     if place not in PLACES:
         raise BuildError("a resharding is placed before or after an operation", expected=", ".join(PLACES), got=place)
-    if all(p.sharding is None for p in f.inputs) and all(o.sharding is None for op in f.ops for o in op.outs):
-        return expand(f, place)
-    return copied(expand(f, place), lambda g, op, values: _operation(g, op, values, place))
+    g = expand(f, place)
+    if all(tv.sharding is None for tv in tensors(g)):
+        return copied(g, _streamed)
+    return copied(g, _Decompose(place).one)
 
 
-def _operation(g: Fusion, op: Op, values: Values, place: str) -> None:
-    if op.name == "set":
-        _set(g, op, values)
-        return
+def _streamed(g: Fusion, op: Op, values: Values) -> None:
+    """Without a mesh there is nothing to move: results only get the streams of their operation."""
     axes = axes_of(op)
     streams = op_streams(op, axes)
-    want = needs(op, axes, place)
-    operands: list[TensorView] = []
-    for (tv, labels), sharding in zip(axes.ins, want.ins, strict=True):
-        x = values[tv]
-        assert x.sharding is not None
-        if not x.sharding.same_as(sharding):
-            x = _moved(g, x, sharding, _streams_of(labels, streams), op)
-        operands.append(x)
-    made = []
-    for out, labels, sharding in zip(op.outs, axes.outs, want.outs, strict=True):
-        new = TensorView(g, out.type, out.name)
-        new.sharding, new.streams = sharding, _streams_of(labels, streams, out.streams)
-        made.append(new)
-    _append(g, op, axes, operands, values, tuple(made))
-    for out, new in zip(op.outs, made, strict=True):
-        assert out.sharding is not None and new.sharding is not None
-        values[out] = new
-        if not new.sharding.same_as(out.sharding):
-            values[out] = _moved(g, new, out.sharding, out.streams, op, name=out.name)
+    new = append(g, op, values)
+    for out, made, labels in zip(op.outs, new.outs, axes.outs, strict=True):
+        made.streams = streams_of(labels, streams, out.streams)
 
 
-def _append(g: Fusion, op: Op, axes: Axes, operands: list[TensorView], values: Values, made: tuple[TensorView, ...]) -> None:
-    """``op`` on these operands (one for each entry of ``axes.ins``), with results that are there already."""
-    row = TABLE.get(op.name)
-    if row is None:  # opaque: all operands are whole
-        append(g, op, values | {tv: x for (tv, _), x in zip(axes.ins, operands, strict=True)}, made)
-        return
-    bound = bound_of(op.name, op.args, op.attrs)
-    for (name, place), x in zip(axes.where, operands, strict=True):
-        v = bound[name]
-        bound[name] = (*v[:place], x, *v[place + 1 :]) if isinstance(v, tuple) else x
-    args, attrs = split(row, bound)
-    append(g, replace(op, args=args, attrs=attrs), {}, made)
-
-
-def _streams_of(labels: Labels, streams: Found, own: tuple[Streamed, ...] = ()) -> tuple[Streamed, ...]:
+def streams_of(labels: Labels, streams: Found, own: tuple[Streamed, ...] = ()) -> tuple[Streamed, ...]:
     """The streamed dimensions of a value with these labels, in the order in which its own annotation has them."""
     found = {d: Streamed(d, streams[label][0].chunks, streams[label][0].swizzle) for d, label in enumerate(labels) if label in streams}
     order = [s.dim for s in own if s.dim in found]
     return tuple(found[d] for d in (*order, *(d for d in found if d not in order)))
 
 
-def _set(g: Fusion, op: Op, values: Values) -> None:
-    (source,) = dict.fromkeys(op.reads())
-    out = op.outs[0]
-    x = values[source]
-    assert x.sharding is not None and out.sharding is not None
-    if x.sharding.same_as(out.sharding):
-        append(g, op, values)
-        return
-    values[out] = _moved(g, x, out.sharding, out.streams, op, name=out.name)
+class _Decompose:
+    """``moved`` remembers what has been moved where: two consumers share one resharding."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        self.moved: dict[object, TensorView] = {}
+
+    def one(self, g: Fusion, op: Op, values: Values) -> None:
+        if op.name == "set":
+            self._set(g, op, values)
+            return
+        axes = axes_of(op)
+        streams = op_streams(op, axes)
+        want = needs(op, axes, self.place)
+        operands: list[TensorView] = []
+        for (tv, labels), sharding in zip(axes.ins, want.ins, strict=True):
+            operands.append(self._to(g, values[tv], sharding, streams_of(labels, streams), op))
+        made = []
+        for out, labels, sharding in zip(op.outs, axes.outs, want.outs, strict=True):
+            new = TensorView(g, out.type, out.name)
+            new.sharding, new.streams = sharding, streams_of(labels, streams, out.streams)
+            made.append(new)
+        _append(g, op, axes, operands, values, tuple(made))
+        for out, new in zip(op.outs, made, strict=True):
+            assert out.sharding is not None
+            values[out] = self._to(g, new, out.sharding, out.streams, op, name=out.name)
+
+    def _set(self, g: Fusion, op: Op, values: Values) -> None:
+        (source,) = dict.fromkeys(op.reads())
+        out, x = op.outs[0], values[source]
+        assert x.sharding is not None and out.sharding is not None
+        if x.sharding.same_as(out.sharding):
+            _streamed(g, op, values)
+        else:
+            values[out] = self._to(g, x, out.sharding, out.streams, op, name=out.name)
+
+    def _to(self, g: Fusion, x: TensorView, to: Sharding, streams: tuple[Streamed, ...], op: Op, *, name: str | None = None) -> TensorView:
+        """``x`` brought to ``to`` by a chain of sets. The last one has ``streams``; those on the way those dimensions that lie as in it, or
+        as before."""
+        assert x.sharding is not None
+        if x.sharding.same_as(to):
+            return x
+        key = (id(x), str(to), to.mesh.names, to.mesh.ranks, str(streams), name)
+        if (known := self.moved.get(key)) is not None:
+            return known
+        first, chain = x, steps(x.sharding, to, x.known)
+        for i, sharding in enumerate(chain):
+            last = i == len(chain) - 1
+            y = apply(g, "set", [x], hints=[name if last and name else x.name], loc=op.loc)[0]
+            y.sharding = sharding
+            y.streams = streams if last else _on_the_way(sharding, to, streams) or _on_the_way(sharding, first.sharding, first.streams)
+            x = y
+        self.moved[key] = x
+        return x
 
 
-def _moved(g: Fusion, x: TensorView, to: Sharding, streams: tuple[Streamed, ...], op: Op, *, name: str | None = None) -> TensorView:
-    """``x`` brought to ``to`` by a chain of sets. The last one has ``streams``; those on the way have what they share with it."""
-    assert x.sharding is not None
-    chain = steps(x.sharding, to, x.known)
-    for i, sharding in enumerate(chain):
-        last = i == len(chain) - 1
-        y = apply(g, "set", [x], hints=[name if last and name else x.name], loc=op.loc)[0]
-        y.sharding = sharding
-        y.streams = streams if last else tuple(s for s in streams if sharding.axes_of(s.dim) == to.axes_of(s.dim) and sharding.mesh.same_as(to.mesh))
-        if x.streams and not last:
-            y.streams = tuple(s for s in x.streams if x.sharding.axes_of(s.dim) == sharding.axes_of(s.dim))  # type: ignore[union-attr]
-        x = y
-    return x
+def _on_the_way(here: Sharding, there: Sharding | None, streams: tuple[Streamed, ...]) -> tuple[Streamed, ...]:
+    assert there is not None
+    return tuple(s for s in streams if here.axes_of(s.dim) == there.axes_of(s.dim) and here.mesh.same_as(there.mesh))
+
+
+def _append(g: Fusion, op: Op, axes: Axes, operands: list[TensorView], values: Values, made: tuple[TensorView, ...]) -> None:
+    """``op`` on these operands (one for each entry of ``axes.ins``), with results that are there already."""
+    row = TABLE.get(op.name)
+    if row is None or not axes.where:  # opaque: all operands are whole
+        append(g, op, values | {tv: x for (tv, _), x in zip(axes.ins, operands, strict=True)}, made)
+    else:
+        bound = bound_of(op.name, op.args, op.attrs)
+        for (name, place), x in zip(axes.where, operands, strict=True):
+            v = bound[name]
+            bound[name] = (*v[:place], x, *v[place + 1 :]) if isinstance(v, tuple) else x
+        args, attrs = split(row, bound)
+        append(g, replace(op, args=args, attrs=attrs), {}, made)
+    values.update(zip(op.outs, made, strict=True))

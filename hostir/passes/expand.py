@@ -89,7 +89,8 @@ def _count(x: TensorView, dims: Any) -> Dim:
 
 def _mean(g: Fusion, op: Op, b: Mapping[str, Any]) -> TensorView:
     x, want = b["x"], op.outs[0].dtype
-    total = _new(g, op, "sum", x, dims=b["dims"], keepdim=b["keepdim"], dtype=accumulator(want))
+    wide = accumulator(want)
+    total = _new(g, op, "sum", x, dims=b["dims"], keepdim=b["keepdim"], dtype=None if wide is x.dtype else wide)
     mean = _new(g, op, "div", total, _count(x, b["dims"]))
     return mean if mean.dtype == want else _new(g, op, "cast", mean, dtype=want)
 

@@ -62,13 +62,20 @@ def _step(now: Sharding, new: Sharding) -> Sharding:
             raise BuildError(f"a layout cannot become {new.on(n)} on {n}", got=str(now), expected=str(new), cure="only a reduction gives partial values")
     order = sorted(open_axes, key=lambda n: _rank(now.on(n), new.on(n)))
     for n in order:
-        if _innermost(now, n, now.on(n)) and _innermost(now, n, new.on(n)):
+        if _innermost(now, n, now.on(n)) and _innermost(now, n, new.on(n)) and not _in_the_way(now, new, n):
             return now.with_(n, new.on(n))
     for n in order:  # given up first, taken anew later
         if isinstance(now.on(n), Shard) and _innermost(now, n, now.on(n)):
             return now.with_(n, Replicate())
     blocking = next(n for n in reversed(names) if isinstance(now.on(n), Shard))
     return now.with_(blocking, Replicate())
+
+
+def _in_the_way(now: Sharding, new: Sharding, name: str) -> bool:
+    """Whether taking its dimension now would keep an outer mesh axis, still to change, from taking or giving it."""
+    p = new.on(name)
+    outer = now.mesh.names[: now.mesh.names.index(name)]
+    return isinstance(p, Shard) and any(now.on(n) != new.on(n) and p in (now.on(n), new.on(n)) for n in outer)
 
 
 def _rank(a: Placement, b: Placement) -> int:

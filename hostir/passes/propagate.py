@@ -66,12 +66,14 @@ class _Placements:
         self.mesh: dict[TensorView, Mesh] = {tv: tv.sharding.mesh for tv in tensors(f) if tv.sharding is not None}
         self.fixed = set(self.mesh)
         self.places: dict[TensorView, Places] = {}
+        self.hints: dict[TensorView, Places] = {}
 
     def run(self) -> None:
         self._meshes()
         for tv in tensors(self.f):
             names = self.mesh[tv].names
             self.places[tv] = list(tv.sharding.placements) if tv.sharding is not None else [_OPEN] * len(names)
+        self._hint()
         for op in self.f.ops:
             for out, labels in zip(op.outs, self.axes[op].outs, strict=True):
                 self._forward(op, out, labels)
@@ -116,19 +118,32 @@ class _Placements:
 
     # ---- which placement
 
+    def _hint(self) -> None:
+        """What the user's annotations further on would like a tensor to be, as far as they say."""
+        known = {tv: list(p) for tv, p in self.places.items()}
+        for tv in reversed(tensors(self.f)):
+            for a, name in enumerate(self.mesh[tv].names):
+                wishes = [w for op in self.users[tv] for w in self._wishes(op, tv, a, name, known) if isinstance(w, Shard)]
+                if known[tv][a] is _OPEN and wishes:
+                    known[tv][a] = wishes[0]
+        self.hints = known
+
     def _forward(self, op: Op, out: TensorView, labels: tuple[int | None, ...]) -> None:
         mesh, axes = self.mesh[out], self.axes[op]
         for a, name in enumerate(mesh.names):
             if self.places[out][a] is not _OPEN:
                 continue
+            votes: list[Placement | None] = []
             for tv, mine in axes.ins:
                 place = self.places[tv][a] if self.mesh[tv].same_as(mesh) else None
                 label = mine[place.dim] if isinstance(place, Shard) else None
-                if label is None:
-                    continue
-                if label in labels and cuttable(op, axes, label, mesh.axis_size(name)):
-                    self.places[out][a] = Shard(labels.index(label))
-                break  # the first that says something decides: a reduced label leaves the axis open
+                if label is not None:
+                    fits = label in labels and cuttable(op, axes, label, mesh.axis_size(name))
+                    votes.append(Shard(labels.index(label)) if fits else _OPEN)
+            if not votes or votes[0] is _OPEN:
+                continue  # a reduced label leaves the axis open
+            hint = self.hints[out][a]
+            self.places[out][a] = hint if hint in votes and not axes.weighted else votes[0]
 
     def _backward(self, tv: TensorView) -> None:
         mesh = self.mesh[tv]
@@ -136,22 +151,22 @@ class _Placements:
         for a, name in enumerate(mesh.names):
             if self.places[tv][a] is not _OPEN:
                 continue
-            wishes = [w for op in self.users[tv] for w in self._wishes(op, tv, a, name)]
+            wishes = [w for op in self.users[tv] for w in self._wishes(op, tv, a, name, self.places)]
             agreed = bool(wishes) and not result and all(w == wishes[0] for w in wishes)
             self.places[tv][a] = wishes[0] if agreed else Replicate()
 
-    def _wishes(self, op: Op, tv: TensorView, a: int, name: str) -> list[Placement]:
+    def _wishes(self, op: Op, tv: TensorView, a: int, name: str, places: dict[TensorView, Places]) -> list[Placement]:
         """What ``op`` would like of mesh axis ``a`` for each place where it reads ``tv``."""
         axes, mesh = self.axes[op], self.mesh[op.outs[0]]
         if not mesh.same_as(self.mesh[tv]):
             return [Replicate()]
         label: int | None = None
         for out, labels in zip(op.outs, axes.outs, strict=True):
-            place = self.places[out][a]
+            place = places[out][a]
             if isinstance(place, Shard):
                 label = labels[place.dim]
         for other, mine in axes.ins:
-            place = self.places[other][a] if self.mesh[other].same_as(mesh) else None
+            place = places[other][a] if self.mesh[other].same_as(mesh) else None
             if isinstance(place, Shard) and mine[place.dim] in axes.reduced:
                 label = mine[place.dim]
                 break

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hostir.ir.nodes import Program
+from hostir.ir.nodes import Program, Sync, every
 from hostir.mesh import Mesh
 from hostir.passes.memory import memory
-from hostir.passes.streams import streams
+from hostir.passes.streams import streams, without_spare
 
 
 def schedule(
@@ -21,7 +21,9 @@ def schedule(
 ) -> Program:
     """``p`` with its streams ordered and its memory laid out, for these sizes, on every rank of ``mesh``."""
     as_written = p.scheduled
+    syncs = {id(s) for s in every(p.body) if isinstance(s, Sync)}
     p = streams(p, mesh, dims=dims, scalars=scalars, overlap=overlap)
-    return memory(p, mesh, dims=dims, scalars=scalars, may_sync=not as_written)
+    p = memory(p, mesh, dims=dims, scalars=scalars, may_sync=not as_written)
+    return p if as_written else without_spare(p, mesh, syncs, dims=dims, scalars=scalars)
 
 

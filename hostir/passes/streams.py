@@ -8,16 +8,19 @@ work between that place and t, an event on s and a wait just before t hold B bac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
+
+import numpy as np
 
 from hostir.errors import PlanError
 from hostir.ir.cohort import Cohort, Move, Use, cohorts, one_sided
 from hostir.ir.diagnostics import loops_of
 from hostir.ir.nodes import MAIN, Alloc, Buffer, Call, Comm, Event, For, Group, If, Program, Stmt, Stream, Sync, blocks, every, rewrite
-from hostir.ir.race import Uses, order_of, uses_by_root
+from hostir.ir.race import Order, Uses, order_of, uses_by_root
 from hostir.ir.regions import dense
+from hostir.ir.teams import Ints
 from hostir.ir.walk import Instance
 from hostir.mesh import Mesh
 from hostir.types import Bin, Leaf, Operand, TensorType, Var, binary, dtype_of, leaves, substitute
@@ -78,23 +81,63 @@ def first_unordered(
             raise c.error
         clocks = order_of(c.moves)
         best: tuple[int, int] | None = None
-        for found in [*uses_by_root(c).values(), *([_meetings(c)] if peers else [])]:
-            if len({int(clocks.lane[i]) for i, _ in found}) == 1 or not any(u.write for _, u in found):
-                continue
-            uses = Uses(found, len(c.ranks))
-            for a, b, _ in uses.unordered(clocks):
-                earlier, later = uses.move[a], uses.move[b]
-                if found and found[0][1].root is _MEETING:
-                    kept = [_ordered_across(c.moves[i], c.moves[j]) for i, j in zip(earlier, later, strict=True)]
-                    a, b, earlier, later = a[kept], b[kept], earlier[kept], later[kept]
-                    if not len(a):
-                        continue
-                k = min(range(len(a)), key=lambda k: (int(later[k]), -int(earlier[k])))
-                candidate = (int(later[k]), -int(earlier[k]))
-                best = candidate if best is None else min(best, candidate)
+        for earlier, later in _unordered(c, _uses(c, peers), clocks):
+            k = np.lexsort((-earlier, later))[0]
+            here = (int(later[k]), -int(earlier[k]))
+            best = here if best is None else min(best, here)
         if best is not None:
             return _pair(c.moves[-best[1]], c.moves[best[0]])
     return None
+
+
+def _uses(c: Cohort, peers: bool) -> list[Uses]:
+    """The uses of every buffer that is written somewhere; with ``peers`` also those of what ranks rely on."""
+    roots = [*uses_by_root(c).values(), *([_meetings(c)] if peers else [])]
+    return [Uses(found, len(c.ranks)) for found in roots if any(u.write for _, u in found)]
+
+
+def _unordered(c: Cohort, roots: Iterable[Uses], clocks: Order) -> Iterator[tuple[Ints, Ints]]:
+    """Pairs of moves (earlier, later) that need an order and have none."""
+    for uses in roots:
+        if len(np.unique(clocks.lane[uses.move])) == 1:
+            continue
+        for a, b, _ in uses.unordered(clocks):
+            earlier, later = uses.move[a], uses.move[b]
+            if uses.found[0][1].root is _MEETING:
+                kept = [_ordered_across(c.moves[i], c.moves[j]) for i, j in zip(earlier, later, strict=True)]
+                earlier, later = earlier[kept], later[kept]
+            if len(earlier):
+                yield earlier, later
+
+
+def without_spare(
+    p: Program, mesh: Mesh, written: Collection[int], *, dims: Mapping[str, int] | None = None, scalars: Mapping[str, Any] | None = None
+) -> Program:
+    """``p`` without the syncs that later ones have made superfluous; those in ``written`` (by id) are the author's and stay."""
+    peers = one_sided(p)
+    found = [(c, _uses(c, peers)) for c in cohorts(p, mesh, dims=dims, scalars=scalars)]
+    gone: set[int] = set()
+    for s in [s for s in every(p.body) if isinstance(s, Sync) and id(s) not in written]:
+        gone.add(id(s))
+        if any(next(_unordered(c, uses, order_of(c.moves, gone)), None) is not None for c, uses in found):
+            gone.remove(id(s))
+
+    def go(body: Block) -> Block:
+        out = []
+        for s in body:
+            new = _with_blocks(s, [go(inner) for inner in blocks(s)])
+            if id(s) not in gone and (not isinstance(new, For) or new.body or new is s):
+                out.append(new)
+        return tuple(out)
+
+    return p.with_(body=go(p.body)) if gone else p
+
+
+def _pair(a: Move, b: Move) -> Pair:
+    def whole(m: Move) -> Stmt:
+        return m.step.group if m.step.group is not None else m.step.op
+
+    return Pair(whole(a), whole(b), a.at, b.at)
 
 
 # ------------------------------------------------------------------------------------------------------------ order across ranks
@@ -131,13 +174,6 @@ def _acquires(m: Move) -> bool:
     """Knows what other ranks did before they told."""
     op = m.step.op
     return (isinstance(op, Comm) and op.kind not in ("copy", "signal", "send")) or (isinstance(op, Call) and op.awaits is not None)
-
-
-def _pair(a: Move, b: Move) -> Pair:
-    def whole(m: Move) -> Stmt:
-        return m.step.group if m.step.group is not None else m.step.op
-
-    return Pair(whole(a), whole(b), a.at, b.at)
 
 
 def _comms_aside(p: Program) -> Program:
@@ -320,7 +356,7 @@ def _insert(p: Program, block: Block, index: int, new: list[Stmt]) -> Program:
 
 
 def _with_blocks(s: Stmt, inner: list[Block]) -> Stmt:
-    if all(x is y for x, y in zip(blocks(s), inner, strict=True)):
+    if all(len(x) == len(y) and all(a is b for a, b in zip(x, y, strict=True)) for x, y in zip(blocks(s), inner, strict=True)):
         return s
     if isinstance(s, For):
         return replace(s, body=inner[0])

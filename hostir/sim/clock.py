@@ -168,7 +168,7 @@ class _Lanes:
                 self.work(i, self._local(m, links))
 
     def _local(self, m: Move, links: tuple[Hashable, ...] = (), *, elastic: bool = False) -> Task:
-        return self.new(self.costs.seconds(m), links, devices=(self.rank,), share=self.costs.part(m), elastic=elastic)
+        return self.new(self.costs.of(m, (self.rank,)), links, devices=(self.rank,), share=self.costs.part(m), elastic=elastic)
 
     def _begin(self, lane: Lane) -> Task:
         """The host issues one more statement, onto ``lane``."""

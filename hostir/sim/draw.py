@@ -43,22 +43,30 @@ def summary(events: Sequence[TraceEvent]) -> str:
 class _Picture:
     """The lanes to draw: (label, events), main first in each rank, and the time that they span."""
 
-    def __init__(self, events: Sequence[TraceEvent], names: Mapping[int, str], limit: int) -> None:
+    def __init__(self, events: Sequence[TraceEvent], names: Mapping[int, str] | None, limit: int, origin_ns: int | None) -> None:
+        names = names or {}
         lanes: list[tuple[str, str, list[TraceEvent]]] = []
         for rank in sorted({e.rank for e in events}):
-            for track in lay_out(e for e in events if e.rank == rank):
-                if track.slices:
-                    lanes.append((names.get(rank, f"rank {rank}"), track.name, [e for e, _, _ in track.slices]))
+            of_rank, name = lay_out(e for e in events if e.rank == rank), names.get(rank, f"rank {rank}")
+            lanes += [(name, track.name, [e for e, _, _ in track.slices]) for track in of_rank if track.slices]
         self.left_out = max(0, len(lanes) - limit)
         self.lanes = lanes[:limit]
-        self.start = min((e.start_ns for e in events), default=0)
+        self.start = min((e.start_ns for e in events), default=0) if origin_ns is None else origin_ns
         self.span = max((e.end_ns for e in events), default=0) - self.start
         self.kinds = [k for k in reversed(_ORDER) if any(e.kind == k for e in events)]
 
 
-def gantt(events: Sequence[TraceEvent], width: int = 100, *, names: Mapping[int, str] | None = None, title: str = "", height: int = 24) -> str:
-    """``events`` as text, ``width`` columns wide, at most ``height`` lanes."""
-    picture = _Picture(events, names or {}, height)
+def gantt(
+    events: Sequence[TraceEvent],
+    width: int = 100,
+    *,
+    names: Mapping[int, str] | None = None,
+    title: str = "",
+    height: int = 24,
+    origin_ns: int | None = None,
+) -> str:
+    """``events`` as text, ``width`` columns wide, at most ``height`` lanes. Time counts from ``origin_ns``, by default the first event."""
+    picture = _Picture(events, names, height, origin_ns)
     if not picture.lanes:
         return "\n".join([*([title] if title else []), "nothing ran"])
     labels = [f"{rank} {lane}" for rank, lane, _ in picture.lanes]
@@ -75,8 +83,9 @@ def gantt(events: Sequence[TraceEvent], width: int = 100, *, names: Mapping[int,
     return "\n".join(lines)
 
 
-def _bar(events: Iterable[TraceEvent], picture: _Picture, room: int) -> str:
-    """A cell shows what takes most of it; one that is less than half full stays blank unless nothing else shows the event."""
+def _bar(events: Sequence[TraceEvent], picture: _Picture, room: int) -> str:
+    """A cell shows what takes most of it. What fills it partly is carried on to the next one, so that a lane that is busy half of the time
+    looks half full; a short event that stands alone is seen all the same."""
     full: dict[Kind, list[float]] = {k: [0.0] * room for k in _ORDER}
     cell = max(picture.span, 1) / room
     for e in events:
@@ -85,20 +94,30 @@ def _bar(events: Iterable[TraceEvent], picture: _Picture, room: int) -> str:
         row = full[e.kind]
         for i in range(first, max(last, first + 1)):
             row[i] += max(min(b, i + 1) - max(a, i), 0.0)
-        if b - a < 1 and row[first] <= 0.5:
-            row[first] = 0.51  # short, but seen
-    out = []
+        if len(events) <= room // 2:
+            row[first] = max(row[first], 1.0 if b - a < 1 else 0.0)
+    out, carry = [], 0.0
     for i in range(room):
         best = max(_ORDER, key=lambda k: full[k][i])
-        out.append(_SHADES[best] if full[best][i] > 0.3 else " ")
+        carry = min(max(carry, -0.5), 0.5) + full[best][i]
+        shown = carry >= 0.5 and full[best][i] > 0
+        carry -= shown
+        out.append(_SHADES[best] if shown else " ")
     return "".join(out)
 
 
 # ------------------------------------------------------------------------------------------------------------------- a file
 
 
-def plot(events: Sequence[TraceEvent], path: str | os.PathLike[str], *, names: Mapping[int, str] | None = None, title: str = "") -> None:
-    """``events`` as a picture in ``path`` (PNG, or what its suffix says)."""
+def plot(
+    events: Sequence[TraceEvent],
+    path: str | os.PathLike[str],
+    *,
+    names: Mapping[int, str] | None = None,
+    title: str = "",
+    origin_ns: int | None = None,
+) -> None:
+    """``events`` as a picture in ``path`` (PNG, or what its suffix says). UnsupportedError without matplotlib."""
     try:
         import matplotlib as mpl
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -108,7 +127,7 @@ def plot(events: Sequence[TraceEvent], path: str | os.PathLike[str], *, names: M
         raise UnsupportedError(
             "pictures need matplotlib", refusals={"matplotlib": str(error)}, cure="pip install matplotlib, or use .gantt() and .save()"
         ) from None
-    picture = _Picture(events, names or {}, MAX_LANES)
+    picture = _Picture(events, names, MAX_LANES, origin_ns)
     scale, unit = next(((s, u) for s, u in _UNITS if picture.span / 1e9 >= 2 * s), _UNITS[-1])
     per_ns = 1e-9 / scale
     with mpl.rc_context({"font.size": 9}):

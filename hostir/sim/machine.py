@@ -74,10 +74,10 @@ class Machine:
         return cls(
             "h200",
             8,
-            # bf16 measured on one H200 (torch 2.11, cuBLAS): 788e12 at best; 8192³ on random data, for long, runs at 679–690e12 because
+            # bf16 measured on one H200 (torch 2.11, cuBLAS): 788e12 at best; 8192³ on random data, for long, runs at 679e12 to 690e12 because
             # of the power limit. The others by the same share (0.8) of the data sheet: dense f8 1979, fp16 and bf16 989, f64 67, f32 67.
             {"bf16": 788e12, "f16": 788e12, "f8e4m3": 1580e12, "f8e5m2": 1580e12, "i8": 1580e12, "f64": 53e12, "f32": 53e12},
-            memory=4.1e12,  # measured: copies 3.95–4.08, a fused Triton kernel 4.29; data sheet 4.8 (HBM3e)
+            memory=4.1e12,  # measured: copies 3.95e12 to 4.08e12, a fused Triton kernel 4.29e12; data sheet 4.8e12 (HBM3e)
             num_sms=132,
             tiled=True,
             kernel=2.1e-6,  # measured: 24 small kernels in a CUDA graph take 50 µs
@@ -97,11 +97,13 @@ class Machine:
 
     @classmethod
     def cpu(cls) -> Self:
-        """Ranks that are processes of one small machine (2 cores) and talk through gloo; measured there."""
-        gloo = Link(65e-6, 1.3e9)  # measured with 2 ranks: ring of 16 bytes 130 µs for both ways, 32 MB at 1.26–1.3e9
+        """Ranks that are processes of one machine, a core each, and talk through gloo."""
+        gloo = Link(65e-6, 1.3e9)  # measured with 2 ranks: a message there and back 130 µs, 32 MB at 1.26e9 to 1.3e9
+        # Measured on one core with AVX512 and AMX, the best of many: f32 101e9, f64 51e9, bf16 205e9, f16 (emulated) 1.7e9; copies 14e9
+        # read and written; torch.add of [64, 64] in 1.4 µs.
         return cls(
-            "cpu", 1 << 20, {"f32": 1.2e11, "f64": 6e10, "bf16": 1.5e11, "f16": 3e10}, memory=1.2e10, num_sms=1, tiled=False, kernel=3e-6,
-            launch=0.0, issue=3e-6, nvlink=gloo, pcie=Link(1e-6, 6e9), infiniband=gloo, comm_share=0.3,
+            "cpu", 1 << 20, {"f32": 1.0e11, "f64": 5.0e10, "bf16": 2.0e11, "f16": 1.7e9}, memory=1.4e10, num_sms=1, tiled=False, kernel=1.4e-6,
+            launch=0.0, issue=2e-6, nvlink=gloo, pcie=Link(1e-6, 7e9), infiniband=gloo, comm_share=0.3,
         )  # fmt: skip
 
     @classmethod
@@ -144,10 +146,10 @@ class Machine:
         if not isinstance(raw, dict) or sorted(raw) != sorted(names):
             got = ", ".join(raw) if isinstance(raw, dict) else type(raw).__name__
             raise InputError(f"{os.fspath(path)} is not a machine", expected=", ".join(names), got=got)
-        try:
-            return cls(**{k: Link(**v) if k in ("nvlink", "pcie", "infiniband") else v for k, v in raw.items()})
-        except TypeError as error:
-            raise InputError(f"{os.fspath(path)} is not a machine", got=error) from None
+        values: dict[str, Any] = {k: Link(**v) if isinstance(v, dict) and set(v) == {"alpha", "bandwidth"} else v for k, v in raw.items()}
+        if bad := [f.name for f in fields(cls) if not _fits(values[f.name], f.name)]:
+            raise InputError(f"{os.fspath(path)} is not a machine: {bad[0]} has no such value", got=values[bad[0]])
+        return cls(**values)
 
     # ---- kernels
 
@@ -160,11 +162,12 @@ class Machine:
         for rows, columns, efficiency in TILES:
             tiles = math.ceil(w.m / rows) * math.ceil(w.n / columns) * w.batch
             for split in SPLITS:
-                if split > 1 and (w.k < 512 * split or tiles * split > 2 * self.num_sms):
+                if split > 1 and tiles * split > 2 * self.num_sms:
                     break
                 one = 2.0 * rows * columns * (w.k / split + PIPELINE_K) / (rate * efficiency / self.num_sms)
                 waves = math.ceil(tiles * split / self.num_sms)
-                extra = 0.0 if split == 1 else 8.0 * w.m * w.n * w.batch * split / self.memory  # f32 partial sums, there and back
+                sums = 8.0 * w.m * w.n * w.batch * split / self.memory  # partial sums in f32, there and back, by one kernel more
+                extra = 0.0 if split == 1 else self.kernel + sums
                 best = min(best, (waves * one + extra, min(1.0, tiles * split / self.num_sms)))
         return best
 
@@ -198,3 +201,20 @@ class Machine:
 
     def node(self, rank: int) -> int:
         return rank // self.gpus_per_node
+
+
+def _fits(value: Any, name: str) -> bool:
+    """Whether ``value`` can be the field ``name`` of a machine."""
+    match name:
+        case "name":
+            return isinstance(value, str)
+        case "tiled":
+            return isinstance(value, bool)
+        case "matmul_flops":
+            return isinstance(value, dict) and "f32" in value and all(isinstance(x, (int, float)) and x > 0 for x in value.values())
+        case "nvlink" | "pcie" | "infiniband":
+            return isinstance(value, Link)
+        case "gpus_per_node" | "num_sms":
+            return isinstance(value, int) and value > 0
+        case _:
+            return isinstance(value, (int, float)) and value >= 0

@@ -96,7 +96,8 @@ class _Run:
             elif isinstance(about, Task):
                 self.release(about)
             else:
-                self.finish(*about, now)
+                device, running, version = about
+                self.finish(device, running, version, now)
 
     def begin(self, t: Task, ready: float) -> None:
         t.start = ready

@@ -39,6 +39,13 @@ class Row:
     def seconds(self) -> float:
         return self.end - self.start
 
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "rank": self.rank, "lane": lane_text(self.lane), "start_s": self.start, "end_s": self.end, "kind": self.kind, "text": self.text,
+            "indices": dict(self.indices),
+        }  # fmt: skip
+
     def __str__(self) -> str:
         trip = f"  [{', '.join(f'%{name} = {i}' for name, i in self.indices.items())}]" if self.indices else ""
         return f"{show_time(self.start):>10} +{show_time(self.seconds):>9}  rank {self.rank} {lane_text(self.lane)}: {self.text}{trip}"
@@ -120,7 +127,7 @@ class Timeline:
 
     def gantt(self, width: int = 100, *, ranks: Sequence[int] | None = None, height: int = 24) -> str:
         """A text picture, ``width`` columns wide and of at most ``height`` lanes: time to the right, a line for each lane of each rank."""
-        return gantt(self.events(ranks), width, names=self._names(ranks), title=self.headline(), height=height)
+        return gantt(self.events(ranks), width, names=self._names(ranks), title=self.headline(), height=height, origin_ns=0)
 
     def save(self, path: str | os.PathLike[str], *, ranks: Sequence[int] | None = None) -> None:
         """Write a trace for ui.perfetto.dev or chrome://tracing. ``ranks``: by default one of each group of ranks that run alike."""
@@ -128,23 +135,41 @@ class Timeline:
 
     def plot(self, path: str | os.PathLike[str], *, ranks: Sequence[int] | None = None) -> None:
         """Draw the timeline (PNG, or what the suffix says). UnsupportedError without matplotlib."""
-        plot(self.events(ranks), path, names=self._names(ranks), title=self.headline())
+        plot(self.events(ranks), path, names=self._names(ranks), title=self.headline(), origin_ns=0)
 
     def headline(self) -> str:
         """What was simulated, the makespan and the exposed communication."""
         parts = [self.title] if self.title else []
         return ", ".join([*parts, f"makespan {show_time(self.makespan)}", f"exposed communication {show_time(self.exposed_comm)}"])
 
+    def report(self, width: int = 100, *, most: int = 8) -> str:
+        """The text picture, how busy the lanes are, and the statements that the critical path spends most time in."""
+        lines = [self.gantt(width)]
+        if self.paths:
+            ranks, rows = max(self.paths, key=lambda path: _exposed(path[1]))
+            busy = ", ".join(f"{lane} {part:.0%}" for lane, part in self._busy(rows).items()) or "nothing"
+            lines += ["", f"busy on {show_ranks(ranks)}: {busy}"]
+        spent: dict[tuple[str, str], list[float]] = {}
+        for r in self.path:
+            spent.setdefault((lane_text(r.lane), r.text), []).append(r.seconds)
+        if spent:
+            lines += ["", "the critical path:"]
+        order = sorted(spent.items(), key=lambda item: -sum(item[1]))
+        for (lane, text), times in order[:most]:
+            lines.append(f"  {sum(times) / self.makespan:>4.0%}  {show_time(sum(times)):>8} in {len(times):>4}  {lane}: {text}")
+        if len(order) > most:
+            rest = sum(sum(times) for _, times in order[most:])
+            lines.append(f"  {rest / self.makespan:>4.0%}  {show_time(rest):>8} in {len(order) - most} other statements")
+        return "\n".join(lines)
+
+    __str__ = report
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON: the numbers, and the critical path."""
         return {
             "title": self.title, "makespan_s": self.makespan, "exposed_comm_s": self.exposed_comm,
             "exposed_comm_mean_s": self.exposed_comm_mean, "num_ranks": sum(len(ranks) for ranks, _ in self.paths),
-            "utilization": {str(of[0]): self._busy(rows) for of, rows in self.paths},
-            "critical_path": [
-                {"rank": r.rank, "lane": lane_text(r.lane), "start_s": r.start, "end_s": r.end, "kind": r.kind, "text": r.text, "indices": dict(r.indices)}
-                for r in self.path
-            ],
+            "utilization": {str(of[0]): self._busy(rows) for of, rows in self.paths}, "critical_path": [r.as_dict() for r in self.path],
         }  # fmt: skip
 
 

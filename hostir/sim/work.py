@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from hostir.errors import HostIrError, InputError
 from hostir.graph.fusion import Fusion, Op, TensorView
@@ -76,7 +77,7 @@ class _Group:
     product: Work | None = None
 
 
-_RANK = {"source": 0, "copy": 1, "pointwise": 2, "gather": 3, "reduce": 4}  # the rule of a group is the highest of its operations'
+_RANK: Final = {"source": 0, "copy": 1, "pointwise": 2, "gather": 3, "reduce": 4}  # the rule of a group is the highest of its operations'
 
 
 class _Unit:
@@ -169,7 +170,7 @@ class _Unit:
         if rule == "attention":
             q, k, v = known
             fraction = 0.5 if bound.get("causal") else 1.0
-            return Work(rule, 0, math.prod(out), dtype, q[-2], k[-2], q[-1] + v[-1], math.prod(q[:-2]), fraction / 1)
+            return Work(rule, 0, math.prod(out), dtype, q[-2], k[-2], q[-1] + v[-1], math.prod(q[:-2]), fraction)
         x, y = known
         n = out[-1] if len(y) >= 2 and out else 1
         total = math.prod(out)
@@ -192,7 +193,7 @@ class _Unit:
                 elements = max(elements, 0.0 if v.sizes is None else float(math.prod(v.sizes)))
             p = g.product
             if p is not None:
-                yield Work(p.rule, moved, p.elements, p.dtype, p.m, p.n, p.k, p.batch, p.fraction)
+                yield replace(p, bytes=moved)
             else:
                 yield Work("library" if g.rule in ("matmul", "attention") else g.rule, moved, elements)
 
@@ -226,6 +227,5 @@ def works(m: Move) -> list[Work]:
     unknown = [u for r, u in zip(fusion.results, outs, strict=False) if unit.values[r.value].sizes is None]
     if unknown and found:  # what only torch knows the size of: at least it fills the buffers that it is given
         extra = sum(u.layout.numel * u.root.buffer.type.dtype.itemsize for u in unknown)
-        last = found[-1]
-        found[-1] = Work(last.rule, last.bytes + extra, last.elements, last.dtype, last.m, last.n, last.k, last.batch, last.fraction)
+        found[-1] = replace(found[-1], bytes=found[-1].bytes + extra)
     return found

@@ -11,7 +11,7 @@ from hostir.launch import World, spawn
 from hostir.runtime.comms.protocol import CommCall
 from tests.dist import comm_cases as cc
 
-TRANSPORTS = ("threads", "gloo")
+TRANSPORTS = ("threads", "gloo", "symm")
 worlds = pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 transports = pytest.mark.parametrize("transport", TRANSPORTS)
 

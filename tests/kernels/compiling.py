@@ -30,7 +30,9 @@ class Report:
     ptx: str
 
 
-def plan(fn: Callable[..., Any] | Fusion, *args: torch.Tensor, target: Target | None = None, outs: Sequence[torch.Tensor | None] | None = None) -> Plan:
+def plan(
+    fn: Callable[..., Any] | Fusion, *args: torch.Tensor, target: Target | None = None, outs: Sequence[torch.Tensor | None] | None = None
+) -> Plan:
     """The plan on a GPU for arguments like these (meta tensors will do)."""
     f = fn if isinstance(fn, Fusion) else hir.trace(fn, *(hir.spec(tuple(a.shape), a.dtype) for a in args))
     given = tuple(None if o is None else layout_of(o) for o in outs or [None] * len(f.results))
@@ -48,7 +50,9 @@ def compiled(p: Plan, arch: int, folder: Path) -> list[Report]:
         ptx = folder / "kernel.ptx"
         ptx.write_text(k.asm["ptx"])
         name = f"sm_{arch}a" if arch >= 90 else f"sm_{arch}"
-        run = subprocess.run([get_ptxas(arch).path, "-v", f"--gpu-name={name}", str(ptx), "-o", "/dev/null"], check=True, capture_output=True, text=True)
+        run = subprocess.run(
+            [get_ptxas(arch).path, "-v", f"--gpu-name={name}", str(ptx), "-o", "/dev/null"], check=True, capture_output=True, text=True
+        )
         spills = sum(map(int, re.findall(r"(\d+) bytes spill", run.stderr)))
         (regs,) = re.findall(r"Used (\d+) registers", run.stderr)
         found.append(Report(s.name, int(regs), spills, k.metadata.shared, k.asm["ptx"]))

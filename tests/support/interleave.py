@@ -387,7 +387,7 @@ class _Rank:
                 if init is not None:
                     n = self._node("fill", lane, step, *before)
                     out = world.view(rank, step.writes[0])
-                    value = world.machine.constant(init)
+                    value = world.machine.constant(init, None if s.out.type.memory == "symmetric" else out)
                     n.run = lambda: out.__setitem__(..., value)
                     n.writes = world.bits(rank, step.writes)
                     self.last[lane] = [n]

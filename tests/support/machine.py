@@ -33,7 +33,8 @@ class Machine(Protocol):
     def initial(self, rank: int, param: int, length: int) -> Array:
         """What an input holds, as uint64 bits."""
 
-    def constant(self, value: float) -> Any: ...
+    def constant(self, value: float, like: Array | None = None) -> Any:
+        """What a buffer is filled with; a flag (no ``like``) with the number itself."""
 
     def digest(self, arrays: Sequence[Array]) -> int: ...
 
@@ -65,15 +66,17 @@ class Free:
     def initial(self, rank: int, param: int, length: int) -> Array:
         return np.arange(length, dtype=np.uint64) + np.uint64((rank * 64 + param + 1) << 32)
 
-    def constant(self, value: float) -> Any:
-        return np.uint64(int(value) & _MASK) if value == int(value) else np.uint64(zlib.crc32(repr(value).encode()))
+    def constant(self, value: float, like: Array | None = None) -> Any:
+        if like is None:
+            return np.uint64(int(value) & _MASK)
+        return (_WEIGHTS[: like.size] * np.uint64(zlib.crc32(repr(float(value)).encode()))).reshape(like.shape)
 
     def digest(self, arrays: Sequence[Array]) -> int:
         return digest(arrays)
 
     def call(self, s: Call, arrays: Sequence[Array], numbers: Sequence[Any], outs: Sequence[Array]) -> list[Array]:
         if [op.name for op in s.unit.fusion.ops] == ["full"]:  # how passes fill a buffer
-            return [np.full(o.shape, self.constant(s.unit.fusion.ops[0].attr("value"))) for o in outs]
+            return [self.constant(s.unit.fusion.ops[0].attr("value"), o) for o in outs]
         h = digest(arrays) ^ self._name(s)
         for x in numbers:
             h = _mixed(h ^ zlib.crc32(repr(x).encode()))
@@ -104,7 +107,7 @@ class Real:
     def initial(self, rank: int, param: int, length: int) -> Array:
         return (np.arange(length, dtype=np.int64) + 1000 * (rank + 1) + 100 * param).view(np.uint64)
 
-    def constant(self, value: float) -> Any:
+    def constant(self, value: float, like: Array | None = None) -> Any:
         return np.int64(value)
 
     def digest(self, arrays: Sequence[Array]) -> int:

@@ -307,7 +307,8 @@ class Hub:
 
     def _has_other_threads(self) -> bool:
         """Whether threads that are not a rank's own run: one of them may still communicate, so nothing is certain."""
-        return any(t not in self._threads_before and t not in self._rank_threads for t in threading.enumerate())
+        others = (t for t in threading.enumerate() if t not in self._threads_before and t not in self._rank_threads)
+        return any(not t.name.startswith("hostir: ") for t in others)
 
     def _positions(self) -> list[str]:
         lines = []

@@ -52,9 +52,9 @@ class NcclWire:
 
     def open(self, store: dist.Store, position: int, num_members: int) -> Any:
         """The process group of a team; its communicator is made at the first communication, by the members only."""
-        options: Any = dist.ProcessGroupNCCL.Options()  # type: ignore[attr-defined]
+        options: Any = dist.ProcessGroupNCCL.Options()
         options._timeout = self._timeout
-        return dist.ProcessGroupNCCL(store, position, num_members, options)  # type: ignore[attr-defined]
+        return dist.ProcessGroupNCCL(store, position, num_members, options)
 
     def compare(self, group: Any, numbers: Sequence[int], num_members: int) -> tuple[Any, torch.Tensor]:
         """Post an exchange of each member's ``numbers``; the work, and the table (members, numbers) that it fills."""
@@ -217,7 +217,7 @@ def _reduce_scatter(group: Any, call: CommCall, here: int) -> Steps:
         return
     stacked = _stacked(x, wrapped_dim(call, call.dim, out), num)
     if native(x.dtype, call.op):
-        options = dist.ReduceScatterOptions()
+        options: Any = dist.ReduceScatterOptions()
         options.reduceOp = _OPS[call.op]
         total = torch.empty_like(stacked[0])
         yield Posted(group._reduce_scatter_base(total, stacked, options), total, stacked), True

@@ -13,7 +13,7 @@ Reductions add the members' parts in rank order, as every other transport of thi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 import torch
 
@@ -26,7 +26,8 @@ FLAG_BYTES: Final = 64  # flags of different writers are on different cache line
 LEAST_HALF: Final = 1 << 18
 ONE_STEP_BYTES: Final = 1 << 20  # an allreduce up to this size pulls everything from everybody, a larger one goes in two steps
 
-Copy = Callable[[], object]
+Copy: TypeAlias = Callable[[], object]
+Pulls: TypeAlias = Sequence[tuple[int, Copy | None]]
 
 
 class Runner(Protocol):
@@ -112,7 +113,7 @@ class Mail:
 
     def counts(self) -> dict[tuple[str, tuple[int, ...], str], int]:
         """Pieces between this rank and each other one, by sender and receiver."""
-        out = {("mail", (self.rank, to), ""): number for to, number in enumerate(self._sent) if number}
+        out: dict[tuple[str, tuple[int, ...], str], int] = {("mail", (self.rank, to), ""): number for to, number in enumerate(self._sent) if number}
         return out | {("mail", (source, self.rank), ""): number for source, number in enumerate(self._taken) if number}
 
     def turn(self, sender: int, receiver: int) -> None:
@@ -276,7 +277,7 @@ class Collective:
         self._team = team
         self._where = call.where
         self._layout = _Layout(call, team.here)
-        self._copies: dict[tuple[int, int], tuple[Copy | None, list[tuple[int, Copy | None]], Copy | None]] = {}
+        self._copies: dict[tuple[int, int], tuple[Copy | None, Pulls, Copy | None]] = {}
 
     def run(self) -> None:
         team, size = self._team, self._layout.size
@@ -328,10 +329,10 @@ class _Layout:
         self.cat = wrapped_dim(call, call.cat, given) if call.kind == "alltoall" and given is not None else 0
         self.order = [here, *((here + i) % self.num for i in range(1, self.num))]
 
-    def bind(self, fabric: Fabric, window: Window, at: int) -> tuple[Copy | None, list[tuple[int, Copy | None]], Copy | None]:
+    def bind(self, fabric: Fabric, window: Window, at: int) -> tuple[Copy | None, Pulls, Copy | None]:
         """Store, pulls (by position, own first) and finish, in the half that begins at ``at``."""
         x, out = self.x, self.out
-        everybody: list[tuple[int, Copy | None]] = [(j, None) for j in self.order]
+        everybody: Pulls = [(j, None) for j in self.order]
 
         def half(position: int, like: torch.Tensor, offset: int = 0) -> torch.Tensor:
             return window.at(position, at + offset, like.shape, like.dtype)

@@ -89,7 +89,7 @@ def stream_of(raw: int, device: torch.device) -> torch.cuda.Stream:
 
 def _raw_stream(index: int) -> int:
     """The current stream's handle, without making an object of it."""
-    return torch._C._cuda_getCurrentRawStream(index)  # type: ignore[no-any-return,attr-defined]
+    return torch._C._cuda_getCurrentRawStream(index)
 
 
 class CudaFabric:
@@ -172,4 +172,3 @@ class CudaFabric:
         torch.cuda.set_device(self.device)
         for address, value in list(self._awaited.items()):
             self._driver.write(self._private.cuda_stream, address, value)
-

@@ -25,6 +25,8 @@ HEIGHT: Final = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 # Imports that do point up, inside a function, and why. One that is gone leaves this table.
 UPWARD: Final = {
     ("hostir.mesh", "hostir.runtime.world"): "Mesh.from_torch binds to the world that this thread has entered, if any",
+    ("hostir.sim.machine", "hostir.runtime.calibrate"): "Machine.calibrate measures on a device, which takes torch",
+    ("hostir.sim.simulate", "hostir.passes.schedule"): "simulate schedules a program that has no schedule yet, as compile does",
 }
 
 
