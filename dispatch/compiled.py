@@ -143,6 +143,10 @@ class CompiledProgram:
         given = self._static if outputs is None else self._given(binding, outputs)
         self._bind(list(binding.tensors.values()), given, binding)
 
+    def replayer(self, bound: Bound, scalars: Sequence[object]) -> Callable[[], None] | None:  # noqa: ARG002
+        """What runs this set of tensors without going through ``execute``, where there is something."""
+        return None
+
     def execute(self, bound: Bound, fresh: Sequence[torch.Tensor], scalars: Sequence[object], epoch: int) -> None:
         """Run the generated function. Errors leave with their statement, after the other ranks have heard of them."""
         with self._guard:
@@ -388,9 +392,9 @@ class _Writer:
     def _call(self, position: int, action: Action, s: Call) -> None:
         args = [self.ref(a) if isinstance(a, Ref) else self.number(a) for a in action.args]
         outs = [self.ref(o) for o in action.outs]
-        ex = self.owner._segments.executor(s.unit)
+        tensors = [self.sample(a) if isinstance(a, Ref) else 1 if isinstance(a, Expr) else a for a in action.args]
+        ex = self.owner._segments.ready(s.unit, tensors)
         if isinstance(ex, ExprEvalExecutor):
-            tensors = [self.sample(a) if isinstance(a, Ref) else 1 if isinstance(a, Expr) else a for a in action.args]
             into = [self.sample(o) for o in action.outs]
             self._emit(inline(ex.evaluator, tensors, into, args, outs, self.names, f"q{position}_"), action)
             return

@@ -6,7 +6,7 @@ replays. A capture is tied to addresses and to host scalars; another shape is an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -49,6 +49,10 @@ class GraphedProgram(CompiledProgram):
         if outputs is not None or not self.copies_outputs:
             return results
         return [r if root in self.flat.inputs else r.clone() for r, root in zip(results, (x.root for x in self.flat.results), strict=True)]
+
+    def replayer(self, bound: Bound, scalars: Sequence[object]) -> Callable[[], None] | None:
+        graph = bound.graphs.get(tuple(scalars))
+        return None if graph is None else graph.replay
 
     def execute(self, bound: Bound, fresh: Sequence[torch.Tensor], scalars: Sequence[object], epoch: int) -> None:
         if self.probe is not NO_PROBE:  # marks are made by the function itself: a profiled run is not a replay

@@ -11,6 +11,7 @@ import torch
 from hostir.dispatch.dispatch import ExecutorDispatch
 from hostir.dispatch.protocol import Executor, Ids
 from hostir.errors import HostIrError
+from hostir.graph.fusion import Fusion, TensorView
 from hostir.ir.nodes import Call, Program, Unit, every
 from hostir.ir.show import statement_text
 
@@ -28,6 +29,10 @@ class Segment:
         return self.executor.compile_ms
 
 
+def _symbolic(fusion: Fusion) -> bool:
+    return any(isinstance(p, TensorView) and not all(isinstance(d, int) for d in p.known.dims) for p in fusion.params)
+
+
 class Segments:
     """The executors of a program's units on one device."""
 
@@ -37,18 +42,24 @@ class Segments:
         self._by_unit: dict[int, Segment] = {}
 
     def add(self, p: Program) -> None:
-        """Choose and compile an executor for every unit of ``p`` that has none yet."""
+        """Choose an executor for every unit of ``p`` that has none yet, and compile it where its sizes are known."""
         for s in every(p.body):
             if isinstance(s, Call) and id(s.unit) not in self._by_unit:
                 try:
                     ex = self._dispatch.make(s.unit.fusion, ids=Ids(group=len(self._by_unit)), device=self._device)
-                    ex.compile(ex.fusion)
+                    if not _symbolic(s.unit.fusion):
+                        ex.compile(ex.fusion)
                 except HostIrError as e:
                     raise e.with_context(program=p.name, statement=statement_text(p, s), loc=s.loc) from None
                 self._by_unit[id(s.unit)] = Segment(s.unit, ex)
 
     def run(self, unit: Unit, args: Sequence[Any], outs: Sequence[torch.Tensor]) -> None:
-        self._by_unit[id(unit)].executor.execute(args, outs)
+        self.ready(unit, args).execute(args, outs)
+
+    def ready(self, unit: Unit, args: Sequence[Any]) -> Executor:
+        """The executor of ``unit``, compiled: one whose sizes are symbols is compiled for the first arguments that it meets."""
+        ex = self._by_unit[id(unit)].executor
+        return ex if ex.is_compiled else ex.compile(ex.fusion, args)
 
     def executor(self, unit: Unit) -> Executor:
         return self._by_unit[id(unit)].executor

@@ -62,7 +62,9 @@ def _count(text: str) -> int:
 def _add_demo(commands: Subcommands) -> None:
     command = commands.add_parser("demo", help="the main job on this machine, checked against torch")
     command.add_argument("-n", "--ranks", type=_count, default=4, metavar="N", help="how many ranks (default: %(default)s)")
-    command.add_argument("--transport", choices=TRANSPORTS, default="gloo", help="how ranks talk (default: %(default)s)")
+    command.add_argument("--transport", choices=TRANSPORTS, help="how ranks talk (default: what suits the devices)")
+    command.add_argument("--one-gpu", action="store_true", help="all ranks on one GPU at the same time, under an MPS daemon of their own")
+    command.add_argument("--out", metavar="DIR", help="the folder for the timeline's picture and trace (default: a temporary one)")
     command.add_argument("--quiet", action="store_true", help="print nothing: the exit code says whether all was right")
     command.add_argument("--json", action="store_true", help="one JSON object")
     command.set_defaults(handler=_demo)
@@ -71,7 +73,7 @@ def _add_demo(commands: Subcommands) -> None:
 def _demo(options: argparse.Namespace) -> int:
     from hostir.demo import main as demo
 
-    return demo(options.ranks, options.transport, quiet=options.quiet, as_json=options.json)
+    return demo(options.ranks, options.transport, out=options.out, one_gpu=options.one_gpu, quiet=options.quiet, as_json=options.json)
 
 
 def _add_run(commands: Subcommands) -> None:

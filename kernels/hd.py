@@ -232,8 +232,11 @@ def pow(x: tl.tensor, y: tl.tensor) -> tl.tensor:
             result = tl.where((left & 1) != 0, result * power, result)
             power = power * power
             left = left >> 1
-        odd = tl.where((y & 1) != 0, x, x * x)
-        return tl.where(y < 0, tl.where((x == 1) | (x == -1), odd, x - x), result)
+        if x.dtype.is_int_unsigned():
+            return result
+        else:
+            odd = tl.where((y & 1) != 0, x, x * x)
+            return tl.where(y < 0, tl.where((x == 1) | (x == -1), odd, x - x), result)
 
 
 @device

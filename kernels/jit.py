@@ -77,7 +77,7 @@ def compile_for(source: Source, aligned: tuple[bool, ...], target: Any, options:
     from triton.compiler import ASTSource
 
     made = ASTSource(fn=FUNCTIONS(source), signature=signature(source), constexprs={}, attrs=attributes(source, aligned))
-    return triton.compile(made, target=target, options={"num_warps": source.num_warps, **(options or {})})
+    return triton.compile(made, target=target, options={"num_warps": source.num_warps, "enable_fp_fusion": True, **(options or {})})
 
 
 def alignment(source: Source, addresses: Mapping[int, int]) -> tuple[bool, ...]:

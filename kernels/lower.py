@@ -82,7 +82,7 @@ class Lowering:
             compute = I32  # arithmetic of bools is that of 0 and 1; what is not 0 is true
         given = [(n, v if isinstance(v := values[n], Node) else self.number(v, compute)) for n in names]
         texts = {p.name: literal(values[p.name]) for p in row.params if p.name not in names}
-        expr = form_names(row.triton)(texts.get)
+        expr = form_names(_POWERS.get(values["y"], row.triton) if _is_power(row, values) else row.triton)(texts.get)
         if counts and result.dtype is BOOL:
             expr = f"({expr}) != 0"
         return Point(expr, tuple(given), compute, result.dtype, broadcast(*(x.shape for _, x in given)))
@@ -128,6 +128,24 @@ class Lowering:
         kept = tuple(1 if d in dims else n for d, n in enumerate(x.shape))
         parts = [Part(fold, i) for i in range(len(dtypes))]
         return [self.view(p, Reshape(kept)) if keepdim else p for p in parts]
+
+
+# What torch computes for these exponents.
+_POWERS: Final[Mapping[float, str]] = {
+    2: "x * x",
+    3: "x * x * x",
+    1: "x",
+    0.5: "hd.sqrt(x)",
+    -0.5: "hd.rsqrt(x)",
+    -1: "hd.div(1.0, x)",
+    -2: "hd.div(1.0, x * x)",
+}
+
+
+def _is_power(row: Row, values: Mapping[str, Any]) -> bool:
+    """Whether this is ``x`` to a constant power, of floats or up to the third."""
+    y = values.get("y")
+    return row.name == "pow" and isinstance(y, (int, float)) and isinstance(values["x"], Node) and (values["x"].dtype.is_float or y in (1, 2, 3))
 
 
 def literal(v: Any) -> str:

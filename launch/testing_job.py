@@ -29,7 +29,7 @@ from hostir.launch import report
 from hostir.launch.env import Place
 from hostir.launch.testing import Ask, asked
 from hostir.launch.testing_pool import arguments_of, run_in_threads
-from hostir.launch.testing_report import Said, call_body, raise_failure, show_ranks, verdict
+from hostir.launch.testing_report import FAILURE, Said, call_body, raise_failure, show_ranks, verdict
 
 if TYPE_CHECKING:
     from hostir.runtime.comms.board import Board
@@ -327,7 +327,9 @@ class Job:
                 kind = "skipped" if isinstance(error, pytest.skip.Exception) else "xfailed"
                 return Voice(kind, str(error.msg), sections=sections, state=state)
             case _:
-                text = str(item.repr_failure(pytest.ExceptionInfo.from_exception(error)))
+                failure = item.stash.get(FAILURE, None)  # of rank threads
+                shown = failure.shown if failure is not None and failure.error is error else None
+                text = str(shown or item.repr_failure(pytest.ExceptionInfo.from_exception(error)))
                 headline = f"rank {self.place.rank}: {report.first_line(error)}"
                 return Voice("failed", headline, text, isinstance(error, PeerError), error=_packed(error), sections=sections, state=state)
 

@@ -80,7 +80,7 @@ class Pool:
         crew = self._crew(ask)
         grace = min(_GRACE, ask.timeout)
         try:
-            done = crew.run(payload, timeout=ask.timeout, limit=ask.timeout + _MARGIN, grace=grace)
+            done = crew.run(payload, timeout=ask.timeout, limit=ask.timeout + min(_MARGIN, ask.timeout), grace=grace)
         finally:
             if not crew.is_usable:
                 self._crews.pop(_kind(ask)).end(0.2)
@@ -124,7 +124,7 @@ def run_in_threads(item: pytest.Function, ask: Ask, arguments: dict[str, Any]) -
     try:
         return try_threads(
             lambda world: run_body(world, item.obj, arguments), ask.num_ranks, timeout=ask.timeout, device=pick_device(ask.device, 0),
-            limit=ask.timeout + _MARGIN, grace=min(_GRACE, ask.timeout),
+            limit=ask.timeout + min(_MARGIN, ask.timeout), grace=min(_GRACE, ask.timeout),
         )  # fmt: skip
     finally:
         sys.stdout, sys.stderr = saved

@@ -91,7 +91,7 @@ def verdict(said: Mapping[int, Said], reports: Mapping[int, report.Report]) -> B
     for kind in ("skipped", "xfailed"):
         ranks = [r for r, s in said.items() if s.kind == kind]
         if ranks and not own:
-            where = "" if len(ranks) == len(said) else f"rank {ranks[0]}: "
+            where = "" if len(ranks) == len(said) + len(reports) else f"rank {ranks[0]}: "
             why = f"{where}{said[ranks[0]].why}"
             return pytest.skip.Exception(why, _use_item_location=True) if kind == "skipped" else pytest.xfail.Exception(why)
     if not reports:

@@ -23,6 +23,12 @@ settings.register_profile("hostir", derandomize=True, deadline=None, phases=[Pha
 settings.load_profile("hostir")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """The project's own plugin, where the package is not installed."""
+    if not config.pluginmanager.hasplugin("hostir"):
+        config.pluginmanager.import_plugin("hostir.launch.testing")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test with the folder that it is in."""
     for item in items:

@@ -43,7 +43,7 @@ def expand(f: Fusion, place: str = "before") -> Fusion:
         _sums(g.ops[start:], old)
 
     g = copied(f, one)
-    return propagate(g) if changed else g
+    return propagate(g, place) if changed else g
 
 
 def _sums(ops: list[Op], old: TensorView) -> None:

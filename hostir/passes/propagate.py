@@ -16,14 +16,14 @@ from hostir.graph.copy import copied
 from hostir.graph.fusion import Fusion, Op, TensorView
 from hostir.graph.sharding import Placement, Replicate, Shard, Sharding, Streamed
 from hostir.mesh import Mesh
-from hostir.passes.labels import check_counts, cuttable, op_streams
+from hostir.passes.labels import Needs, check_counts, cuttable, needs, op_streams
 from hostir.types import same
 
 Places = list[Placement | None]
 _OPEN: Final = None
 
 
-def propagate(f: Fusion) -> Fusion:
+def propagate(f: Fusion, place: str = "before") -> Fusion:
     """A copy of ``f`` in which every tensor has a sharding (if any has) and streams reach as far as they go. BuildError where two
     annotations cannot both hold; it names both tensors."""
     g = copied(f)
@@ -31,8 +31,7 @@ def propagate(f: Fusion) -> Fusion:
     whole_meshes(g)
     if any(tv.sharding is not None for tv in tensors(g)):
         _Placements(g, axes).run()
-    _streams_forward(g, axes)
-    _streams_backward(g, axes)
+    _Streams(g, axes, place).run()
     return g
 
 
@@ -187,46 +186,60 @@ def _ranks(mesh: Mesh) -> str:
 # --------------------------------------------------------------------------------------------------------------------- streams
 
 
-def _streams_forward(g: Fusion, axes: dict[Op, Axes]) -> None:
-    for op in g.ops:
-        for label, (s, source, dim) in op_streams(op, axes[op]).items():
-            for out, labels in zip(op.outs, axes[op].outs, strict=True):
-                if label in labels and _cut_alike(source, dim, out, labels.index(label)):
-                    _add(out, labels.index(label), s, source)
+class _Streams:
+    """A stream goes on where the operation computes with the layout that the tensor has along that dimension: else a resharding stands
+    between, and its chunks are another matter."""
 
+    def __init__(self, g: Fusion, axes: dict[Op, Axes], place: str) -> None:
+        self.g = g
+        self.axes = axes
+        self.users = consumers(g)
+        self._needs = {op: self._layouts(op, place) for op in g.ops}
 
-def _streams_backward(g: Fusion, axes: dict[Op, Axes]) -> None:
-    users = consumers(g)
-    results = {r.value for r in g.results}
-    for tv in reversed(tensors(g)):
-        if tv in results or not users[tv]:
-            continue
-        for dim in range(0 if tv.type is None else len(tv.type.dims)):
-            wishes = [w for op in users[tv] for w in _stream_wishes(op, axes[op], tv, dim)]
-            first = wishes[0] if wishes else None
-            if first is not None and all(w is not None and same(w[0].chunks, first[0].chunks) for w in wishes):
-                _add(tv, dim, *first)
+    def run(self) -> None:
+        for op in self.g.ops:
+            for label, (s, source, _) in op_streams(op, self.axes[op]).items():
+                for i, (out, labels) in enumerate(zip(op.outs, self.axes[op].outs, strict=True)):
+                    if label in labels and self._stays(op, out, labels.index(label), out=i):
+                        _add(out, labels.index(label), s, source)
+        results = {r.value for r in self.g.results}
+        for tv in reversed(tensors(self.g)):
+            if tv not in results and tv.type is not None:
+                for dim in range(len(tv.type.dims)):
+                    self._backward(tv, dim)
 
+    def _layouts(self, op: Op, place: str) -> Needs | None:
+        if op.outs[0].sharding is None:
+            return None
+        (source, *_) = dict.fromkeys(op.reads()) or (None,)
+        if op.name == "set" and source is not None and source.sharding is not None:
+            return Needs((op.outs[0].sharding,), (source.sharding,))  # what is cut alike on both sides stays
+        return needs(op, self.axes[op], place)
 
-def _stream_wishes(op: Op, axes: Axes, tv: TensorView, dim: int) -> list[tuple[Streamed, TensorView] | None]:
-    streams = op_streams(op, axes)
-    found: list[tuple[Streamed, TensorView] | None] = []
-    for other, labels in axes.ins:
-        if other is not tv:
-            continue
-        label = labels[dim]
-        here = streams.get(label) if label is not None else None
-        found.append((here[0], here[1]) if here is not None and _cut_alike(here[1], here[2], tv, dim) else None)
-    return found
+    def _stays(self, op: Op, tv: TensorView, dim: int, *, out: int | None = None, operand: int = 0) -> bool:
+        """Whether ``op`` computes with the cut that ``tv`` has along ``dim``."""
+        want = self._needs[op]
+        if want is None or tv.sharding is None:
+            return True
+        here = want.outs[out] if out is not None else want.ins[operand]
+        return here.mesh.same_as(tv.sharding.mesh) and here.axes_of(dim) == tv.sharding.axes_of(dim)
 
+    def _backward(self, tv: TensorView, dim: int) -> None:
+        """All consumers walk through ``dim`` in the same chunks: so does what makes ``tv``."""
+        wishes = [w for op in self.users[tv] for w in self._wishes(op, tv, dim)]
+        first = wishes[0] if wishes else None
+        if first is not None and all(w is not None and same(w[0].chunks, first[0].chunks) for w in wishes):
+            _add(tv, dim, *first)
 
-def _cut_alike(one: TensorView, dim: int, other: TensorView, other_dim: int) -> bool:
-    """Whether the same mesh axes cut the two dimensions."""
-
-    def cut(tv: TensorView, d: int) -> tuple[str, ...]:
-        return () if tv.sharding is None else tv.sharding.axes_of(d)
-
-    return cut(one, dim) == cut(other, other_dim)
+    def _wishes(self, op: Op, tv: TensorView, dim: int) -> list[tuple[Streamed, TensorView] | None]:
+        streams = op_streams(op, self.axes[op])
+        found: list[tuple[Streamed, TensorView] | None] = []
+        for i, (other, labels) in enumerate(self.axes[op].ins):
+            if other is tv:
+                label = labels[dim]
+                here = streams.get(label) if label is not None and self._stays(op, tv, dim, operand=i) else None
+                found.append(None if here is None else (here[0], here[1]))
+        return found
 
 
 def _add(tv: TensorView, dim: int, s: Streamed, source: TensorView) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from hostir.errors import UnsupportedError
@@ -131,7 +131,7 @@ def plot(
     scale, unit = next(((s, u) for s, u in _UNITS if picture.span / 1e9 >= 2 * s), _UNITS[-1])
     per_ns = 1e-9 / scale
     with mpl.rc_context({"font.size": 9}):
-        figure = Figure(figsize=(13, 1.6 + 0.36 * max(len(picture.lanes), 2)), dpi=120, layout="constrained")
+        figure = Figure(figsize=(13, 1.8 + 0.36 * max(len(picture.lanes), 2)), dpi=120, layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         heights, marks = _heights(picture)
@@ -149,7 +149,7 @@ def plot(
         axes.set_title(title or summary(events), loc="left", fontsize=10)
         patches = [Patch(facecolor=_COLOURS[k], label=_WORDS[k]) for k in picture.kinds]
         if patches:
-            axes.legend(handles=patches, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(patches), frameon=False, borderaxespad=0.2)
+            figure.legend(handles=patches, loc="outside lower right", ncols=len(patches), frameon=False)
         figure.savefig(path)
 
 

@@ -119,7 +119,7 @@ def test_bf16_is_computed_in_f32_and_rounded_to_the_nearest() -> None:
 
 def test_an_explicit_cast_rounds_and_an_implicit_one_does_not() -> None:
     x = torch.tensor([1.0, 1.001, 3.0])
-    (cast,) = KernelExecutor().compile(fusion(lambda x: (x.bfloat16().float() - x), x)).run([x])
+    (cast,) = KernelExecutor().compile(fusion(lambda x: x.bfloat16().float() - x, x)).run([x])
     assert torch.equal(cast, x.bfloat16().float() - x)
     b = torch.full((3,), 0.0039).bfloat16()
     (kept,) = KernelExecutor().compile(fusion(lambda b: (b + 1) - 1, b)).run([b])

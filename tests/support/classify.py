@@ -68,6 +68,9 @@ class Judge:
                 for seed in range(self.runs // 2):
                     if not world.run(seed, garbage=seed + 2).agrees(meaning):
                         return f"another order (seed {seed}) differs"
+                for number in world.suspects():
+                    if not world.run(0, delay=number, garbage=2).agrees(meaning):
+                        return f"another order (action {number} late) differs"
         except Stuck as e:
             return f"stuck: {e}"
         except (Malformed, ValueError) as e:

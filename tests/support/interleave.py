@@ -333,6 +333,13 @@ class World:
         return found
 
 
+    def suspects(self) -> list[int]:
+        """The actions that are worth a run in which they come late: those without an order, or all where flags order them."""
+        if any(n.gate is not None for n in self.nodes):
+            return [n.number for n in self.nodes]
+        return sorted({n.number for pair in self.unordered() for n in pair})
+
+
 class _Rank:
     """Makes one rank's actions, stream by stream."""
 

@@ -1,11 +1,8 @@
-"""Communications as pulls out of memory that the others can address.
+"""Collectives of a team as pulls out of memory that its members can address.
 
-A collective of a team: every member copies what it gives into its half of the team's workspace, writes the number of the collective
-into a flag on every other member, and pulls what it needs from a member once that one's number has come. Halves alternate, and nobody
-fills a half before everybody has come to the collective in between, so a fast member never overwrites what a slow one still reads.
-
-A message goes through a slot of its sender for that receiver, two of them in turn; larger ones in several pieces. A count of pieces
-sent, at the receiver, and one of pieces taken, at the sender, order the two.
+Every member copies what it gives into its half of the team's workspace, writes the number of the collective into a flag on every other
+member, and pulls what it needs from a member once that one's number has come. Halves alternate, and nobody fills a half before
+everybody has come to the collective in between, so a fast member never overwrites what a slow one still reads.
 
 Reductions add the members' parts in rank order, as every other transport of this package that reduces by itself.
 """
@@ -18,8 +15,8 @@ from typing import Final, Protocol, TypeAlias
 import torch
 
 from hostir.runtime.comms.fabric import ALIGNMENT, Fabric, Heap, Turn, Window
-from hostir.runtime.comms.moves import at_least_1d, part, share_memory
-from hostir.runtime.comms.protocol import CommCall, wrapped_dim
+from hostir.runtime.comms.moves import at_least_1d, part
+from hostir.runtime.comms.protocol import CommCall, _nowhere, show_call, wrapped_dim
 from hostir.runtime.comms.reduce import ordered
 
 FLAG_BYTES: Final = 64  # flags of different writers are on different cache lines
@@ -38,6 +35,14 @@ class Runner(Protocol):
 
 def num_bytes(x: torch.Tensor) -> int:
     return x.numel() * x.element_size()
+
+
+def place_of(call: CommCall) -> Callable[[], str]:
+    """Which communication this is, for messages; keeps nothing of ``call`` alive."""
+    if call.where is not _nowhere:
+        return call.where
+    text = show_call(call)
+    return lambda: text
 
 
 class Team:
@@ -96,186 +101,12 @@ class Team:
         self._first = self.number
 
 
-class Mail:
-    """Slots for messages between any two ranks of the world."""
-
-    def __init__(self, heap: Heap, slot_bytes: int) -> None:
-        ranks = tuple(range(heap.size))
-        self.fabric = heap.fabric
-        self.rank = heap.rank
-        self.slot_bytes = slot_bytes
-        self._size = heap.size
-        self._header = -(-2 * heap.size * FLAG_BYTES // ALIGNMENT) * ALIGNMENT
-        self.window = heap.take(ranks, self._header + 2 * heap.size * slot_bytes, "messages")
-        self._sent = [0] * heap.size
-        self._taken = [0] * heap.size
-        self._turns: dict[tuple[int, int], Turn] = {}
-
-    def counts(self) -> dict[tuple[str, tuple[int, ...], str], int]:
-        """Pieces between this rank and each other one, by sender and receiver."""
-        out: dict[tuple[str, tuple[int, ...], str], int] = {("mail", (self.rank, to), ""): number for to, number in enumerate(self._sent) if number}
-        return out | {("mail", (source, self.rank), ""): number for source, number in enumerate(self._taken) if number}
-
-    def turn(self, sender: int, receiver: int) -> None:
-        """Messages between two ranks are in the order of the calls, on whatever streams."""
-        if (sender, receiver) not in self._turns:
-            self._turns[sender, receiver] = self.fabric.turn()
-        self._turns[sender, receiver].take()
-
-    def slot(self, sender: int, receiver: int, number: int, x: torch.Tensor) -> torch.Tensor:
-        """Where piece ``number`` from ``sender`` to ``receiver`` lies, as a tensor like ``x``."""
-        return self.window.at(sender, self._header + (2 * receiver + number % 2) * self.slot_bytes, x.shape, x.dtype)
-
-    def next_out(self, to: int, where: Callable[[], str]) -> int:
-        """The number of the next piece to ``to``, once its slot is free."""
-        number = self._sent[to] + 1
-        if number > 2:
-            self.await_taken(to, number - 2, where)
-        return number
-
-    def sent(self, to: int, number: int) -> None:
-        self._sent[to] = number
-        self.fabric.write(self.window.address(to, self.rank * FLAG_BYTES), number)
-
-    def await_taken(self, to: int, number: int, where: Callable[[], str]) -> None:
-        self.fabric.wait(self.window.address(self.rank, (self._size + to) * FLAG_BYTES), number, where)
-
-    def next_in(self, source: int, where: Callable[[], str]) -> int:
-        """The number of the next piece from ``source``, once it has come."""
-        number = self._taken[source] + 1
-        self.fabric.wait(self.window.address(self.rank, source * FLAG_BYTES), number, where)
-        return number
-
-    def took(self, source: int, number: int) -> None:
-        self._taken[source] = number
-        self.fabric.write(self.window.address(source, (self._size + self.rank) * FLAG_BYTES), number)
-
-
-def pieces(x: torch.Tensor, limit: int) -> list[torch.Tensor]:
-    """``x`` in pieces of at most ``limit`` bytes: itself where it fits, else parts of its elements in order (``x`` is contiguous then)."""
-    size = num_bytes(x)
-    if size == 0:
-        return []
-    if size <= limit:
-        return [x]
-    length = limit // x.element_size()
-    return list(x.view(-1).split(length))
-
-
-class Message:
-    """One tensor to (``outgoing``) or from ``peer``, a world rank. ``meets``: the sender stays until all is taken. ``beside`` are tensors
-    that the same communication writes while this one is still being sent."""
-
-    def __init__(
-        self, mail: Mail, x: torch.Tensor, peer: int, where: Callable[[], str], *, outgoing: bool, meets: bool = False,
-        beside: Sequence[torch.Tensor] = (),
-    ) -> None:  # fmt: skip
-        self.outgoing = outgoing
-        piece = mail.slot_bytes // x.element_size() * x.element_size()
-        self.num_pieces = -(-num_bytes(x) // piece)
-        self._mail = mail
-        self._x = x
-        self._peer = peer
-        self._where = where
-        self._meets = meets
-        self._direct = self.num_pieces <= 1 or (x.is_contiguous() and not any(share_memory(x, t) for t in beside))
-        self._parts = pieces(x, mail.slot_bytes) if self._direct else []
-        self._landing = x
-        self._copies: dict[tuple[int, int], Copy] = {}
-        self._last = 0
-
-    def begin(self) -> None:
-        self._mail.turn(*((self._mail.rank, self._peer) if self.outgoing else (self._peer, self._mail.rank)))
-        if not self._direct:
-            x = self._x
-            self._landing = x.clone(memory_format=torch.contiguous_format) if self.outgoing else x.new_empty(x.shape)
-            self._parts = pieces(self._landing, self._mail.slot_bytes)
-
-    def move(self, index: int) -> None:
-        """Send or receive piece ``index``."""
-        mail, peer = self._mail, self._peer
-        if self.outgoing:
-            number = mail.next_out(peer, self._where)
-            self._copy(index, number)()
-            mail.sent(peer, number)
-            self._last = number
-        else:
-            number = mail.next_in(peer, self._where)
-            self._copy(index, number)()
-            mail.took(peer, number)
-
-    def _copy(self, index: int, number: int) -> Copy:
-        key = (index, number % 2)
-        if (found := self._copies.get(key)) is None:
-            mine, mail = self._parts[index], self._mail
-            if self.outgoing:
-                found = mail.fabric.copier(mail.slot(mail.rank, self._peer, number, mine), mine)
-            else:
-                found = mail.fabric.copier(mine, mail.slot(self._peer, mail.rank, number, mine))
-            self._copies[key] = found
-        return found
-
-    def finish(self) -> None:
-        if self.outgoing and self._meets and self.num_pieces:
-            self._mail.await_taken(self._peer, self._last, self._where)
-        if not self._direct:
-            if not self.outgoing:
-                self._x.copy_(self._landing)
-            self._parts, self._landing = [], self._x
-            self._copies.clear()
-
-
-def run_messages(messages: Sequence[Message], between: Callable[[], None] = lambda: None) -> None:
-    """All together: whatever can be sent is sent before anything is awaited. ``between`` runs after the first pieces are on their way."""
-    for m in messages:
-        m.begin()
-    sends, receives = [m for m in messages if m.outgoing], [m for m in messages if not m.outgoing]
-    for index in range(max((m.num_pieces for m in messages), default=0) or 1):
-        for m in sends:
-            if index < m.num_pieces:
-                m.move(index)
-        if index == 0:
-            between()
-        for m in receives:
-            if index < m.num_pieces:
-                m.move(index)
-    for m in messages:
-        m.finish()
-
-
-def messages_of(mail: Mail, call: CommCall) -> list[Message]:
-    """The messages that ``call`` (permute, send, recv, alltoallv) is made of, those to oneself apart."""
-    here = call.team.index(mail.rank)
-
-    def message(x: torch.Tensor, position: int | None, outgoing: bool) -> list[Message]:
-        if position is None or position == here:
-            return []
-        beside = call.outs if outgoing else ()
-        return [Message(mail, x, call.team[position], call.where, outgoing=outgoing, meets=call.kind == "send", beside=beside)]
-
-    if call.kind != "alltoallv":
-        out = message(call.ins[0], call.to, True) if call.ins else []
-        return out + (message(call.outs[0], call.source, False) if call.outs else [])
-    assert call.send_counts is not None
-    assert call.recv_counts is not None
-    found: list[Message] = []
-    for x, counts, outgoing in ((call.ins[0], call.send_counts, True), (call.outs[0], call.recv_counts, False)):
-        at = 0
-        for position, count in enumerate(counts):
-            found += message(x.narrow(0, at, count), position, outgoing)
-            at += count
-    return found
-
-
-# --------------------------------------------------------------------------------------------------------------- collectives
-
-
 class Collective:
     """One collective of a team, ready to run again and again: what is stored, what is pulled from whom, what is done with it."""
 
     def __init__(self, team: Team, call: CommCall) -> None:
         self._team = team
-        self._where = call.where
+        self._where = place_of(call)
         self._layout = _Layout(call, team.here)
         self._copies: dict[tuple[int, int], tuple[Copy | None, Pulls, Copy | None]] = {}
 
@@ -404,7 +235,7 @@ class LargeAllreduce:
         self._team = team
         self._x, self._out = call.ins[0], call.outs[0]
         self._op = call.op
-        self._where = call.where
+        self._where = place_of(call)
         num, numel = len(call.team), self._x.numel()
         length = -(-numel // num)
         self._spans = [(min(i * length, numel), max(min(length, numel - i * length), 0)) for i in range(num)]

@@ -32,6 +32,8 @@ class Watched(Protocol):
 
     def late(self, statement: str) -> HostIrError: ...
 
+    def remember(self, error: HostIrError) -> None: ...
+
 
 class Streams(Protocol):
     """What it must know of the fabric."""
@@ -62,7 +64,8 @@ class Watch:
         marks: list[torch.cuda.Event] = []
         while not self._over.wait(_PERIOD):
             comms = self._comms
-            if comms.broken is None:
+            heard = comms.broken is not None
+            if not heard:
                 if comms.num_waits == seen and not marks:
                     continue
                 comms.failed_elsewhere(comms.last_call())
@@ -74,6 +77,8 @@ class Watch:
             elif comms.broken is None and time.monotonic() - since > comms.timeout:
                 comms.late(comms.last_call())
             if comms.broken is not None:
+                if not heard:
+                    comms.remember(comms.broken)
                 self._fabric.release()
                 return
 
