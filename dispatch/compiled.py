@@ -7,6 +7,7 @@ Generated names are numbered; a line of the function leads back to the statement
 
 from __future__ import annotations
 
+import builtins
 import copy
 import weakref
 from collections import OrderedDict
@@ -178,7 +179,7 @@ class CompiledProgram:
         roots = {root: binding.tensors[b] for root, b in self.flat.inputs.items()} | self._inner
         if outs is not None:
             roots |= dict(zip(self._out_roots, outs, strict=True))
-        values: dict[str, Any] = {"code": code, **code.constants}
+        values: dict[str, Any] = {"code": code, "__builtins__": builtins, **code.constants}  # C code that imports looks for them here
         for name, ref in code.views.items():
             values[name] = self._view(roots[ref.root], ref)
         for name, make in list(values.items()):

@@ -54,10 +54,11 @@ class KernelExecutor(Executor):
         self.graph = fusion
         self._num = len(fusion.results)
         self._in_place = [None if r.alias is None else fusion.params.index(r.alias) for r in fusion.results]
-        self._in_place_at = [(j, at) for j, at in enumerate(self._in_place) if at is not None]
+        self._fresh = all(at is None for at in self._in_place)
         self._plain = not any(r.hidden or r.alias is not None for r in fusion.results)
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._lock = threading.Lock()
+        self._none: list[torch.Tensor | None] = [None] * self._num
         if not fusion.ops:
             self._sources = [fusion.params.index(r.value) for r in fusion.results]
             return
@@ -73,11 +74,11 @@ class KernelExecutor(Executor):
             )
         self._check: Evaluator = evaluator(fusion)
         self.segment: Segment = Segment(fusion, target=self.target)
-        self._structural = self.segment.structural
+        self._key, self._key_fresh = (_key_function(fusion, self.segment.structural, given) for given in (True, False))
         if args is not None:
             outs = [None if at is None else args[at] for at in self._in_place]
             spent = self.compile_ms
-            self._entry(args, outs).variant(args, outs)
+            self._variant(args, outs)
             self.compile_ms = spent  # the caller measures this call
 
     # ---- running
@@ -91,35 +92,38 @@ class KernelExecutor(Executor):
         outs: Sequence[torch.Tensor | None]
         if outputs:
             outs = all_or_none(outputs, self._num, self.name) or ()
+        elif self._fresh:
+            outs = self._none
         else:
-            outs = [None] * self._num
-            for j, at in self._in_place_at:
-                outs[j] = args[at]
+            outs = [None if at is None else args[at] for at in self._in_place]
         if not self.graph.ops:
             return self._pass_on(args, outs)
-        return self._entry(args, outs).variant(args, outs).run(args, outs)
+        variant, p, q = self._variant(args, outs)
+        return variant.run(args, outs, p, q)
 
     def prepare(self, args: Sequence[Any], outs: Sequence[torch.Tensor | None]) -> None:
         """Make the function for tensors like these, without running it."""
         if self.graph.ops:
-            self._entry(args, outs).variant(args, outs)
+            self._variant(args, outs)
 
     def bind(self, args: Sequence[Any], outs: Sequence[torch.Tensor] | None = None) -> Callable[..., None]:
         """A function that runs this segment on these very tensors, with addresses, temporaries and numbers bound: for programs whose
         buffers stay where they are. ``outs``: one for each result (left out: results with an alias lie there, others are made now and
         kept). It takes the scalar parameters, in order, and by default uses those of ``args``.
         """
-        places = list(all_or_none(outs, self._num, self.name) or [None if at is None else args[at] for at in self._in_place])
+        places: list[torch.Tensor | None] = [None if at is None else args[at] for at in self._in_place]
+        if outs:
+            places = list(all_or_none(outs, self._num, self.name) or ())
         if not self.graph.ops:
 
             def pass_on() -> None:
                 self._pass_on(args, places)
 
             return pass_on
-        variant = self._entry(args, places).variant(args, places)
+        variant, at, to = self._variant(args, places)
         given = [o for o in places if o is not None]
         if len(given) < len(places):
-            return self.bind(args, variant.run(args, places))
+            return self.bind(args, variant.run(args, places, at, to))
         from hostir.kernels.runner import bound
 
         p = variant.prepared
@@ -128,35 +132,29 @@ class KernelExecutor(Executor):
 
     def _pass_on(self, args: Sequence[Any], outs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
         """The segment that computes nothing: inputs are results."""
-        values = [args[i] for i in self._sources]
+        values: list[torch.Tensor] = [args[i] for i in self._sources]
         held = [v if o is None or v is o else v.clone() for v, o in zip(values, outs, strict=True)]
         return [v if o is None or v is o else o.copy_(v) for v, o in zip(held, outs, strict=True)]
 
     # ---- what is known of arguments
 
-    def _entry(self, args: Sequence[Any], outs: Sequence[torch.Tensor | None]) -> _Entry:
-        """Everything that hangs on dtypes, sizes, strides, alignment and devices. The lookup is the whole check of a later run."""
-        key: list[Any] = []
-        for t in args:
-            if isinstance(t, torch.Tensor):
-                key += (t.shape, t.stride(), t.dtype, t.device, t.data_ptr() & 15)
-            else:
-                key.append(type(t))
-        for o in outs:
-            if o is not None:
-                key += (o.shape, o.stride(), o.dtype, o.device, o.data_ptr() & 15)
-            else:
-                key.append(None)
-        key += [args[i] for i in self._structural if i < len(args)]
-        found = self._entries.get(k := tuple(key))
-        if found is None:
+    def _variant(self, args: Sequence[Any], outs: Sequence[torch.Tensor | None]) -> tuple[_Variant, Sequence[int], Sequence[int]]:
+        """The function for these arguments and outputs, and the addresses of the tensors among both. Finding it is the whole check of a
+        later run."""
+        try:
+            k, p, q = (self._key_fresh if outs is self._none else self._key)(args, outs)
+        except (AttributeError, ValueError, TypeError):  # too few, or no tensor where one belongs
             self._check.check(args, outs)
-            found = _Entry(self, args, outs, self._device(args, outs))
+            raise
+        entry = self._entries.get(k)
+        if entry is None:
+            self._check.check(args, outs)
+            entry = _Entry(self, args, outs, self._device(args, outs))
             with self._lock:
-                self._entries[k] = found
+                self._entries[k] = entry
                 while len(self._entries) > MAX_ENTRIES:
                     self._entries.popitem(last=False)
-        return found
+        return entry.variant(args, outs, p, q), p, q
 
     def _device(self, args: Sequence[Any], outs: Sequence[torch.Tensor | None]) -> torch.device:
         """The device of the tensors, which all must lie there; 0-d arguments on the CPU are brought over."""
@@ -175,56 +173,75 @@ class KernelExecutor(Executor):
 
 
 class _Entry:
-    """What hangs on everything but addresses; ``variant`` finds the function for how outputs lie on inputs."""
+    """What hangs on everything but addresses. How outputs lie on inputs follows from the distances between those that may touch."""
 
     def __init__(self, ex: KernelExecutor, args: Sequence[Any], outs: Sequence[torch.Tensor | None], device: torch.device) -> None:
         self.ex = ex
         self.device = device
         self.moved = frozenset(i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and a.device != device)
-        self.variants: dict[frozenset[tuple[int, int, bool]], _Variant] = {}
-        # (position, bytes that it spans) of each tensor that shares the device; an empty one touches nothing
-        self.inputs = [(i, n) for i, a in enumerate(args) if isinstance(a, torch.Tensor) and i not in self.moved and (n := _span(a))]
+        tensors = [(i, a) for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
+        # Positions among the addresses, and bytes from the first to the last that each touches; an empty tensor touches nothing.
+        ins = [(m, n) for m, (i, a) in enumerate(tensors) if i not in self.moved and (n := _span(a))]
         self.outs = [(j, n) for j, o in enumerate(outs) if o is not None and (n := _span(o))]
+        self.pairs = [(x, y, nx, ny) for y, ny in self.outs for x, nx in ins]
+        self.variants: dict[tuple[tuple[int, int, int], ...], _Variant] = {}
 
-    def variant(self, args: Sequence[Any], outs: Sequence[torch.Tensor | None]) -> _Variant:
-        touching: list[tuple[int, int, bool]] = []
-        if self.outs:
-            placed = [(i, args[i].data_ptr(), n) for i, n in self.inputs]
-            for j, n in self.outs:
-                start = outs[j].data_ptr()  # type: ignore[union-attr]
-                for i, at, size in placed:
-                    if at < start + n and start < at + size and (how := overlap(args[i], outs[j])) != "no":  # type: ignore[arg-type]
-                        touching.append((j, i, how == "same"))
-            if len(self.outs) > 1:
-                self._apart(args, outs)
-        key = frozenset(touching)
-        if (found := self.variants.get(key)) is None:
+    def variant(self, args: Sequence[Any], outs: Sequence[torch.Tensor | None], p: Sequence[int], q: Sequence[int]) -> _Variant:
+        """The function for these addresses (``p`` of the arguments, ``q`` of the outputs)."""
+        near = tuple([(x, y, p[x] - q[y]) for x, y, nx, ny in self.pairs if -nx < p[x] - q[y] < ny])
+        if len(self.outs) > 1:
+            spans = sorted([(q[y], n) for y, n in self.outs])
+            if any(a + n > b for (a, n), (b, _) in pairwise(spans)):
+                self.ex._check.check(args, outs)
+        if (found := self.variants.get(near)) is None:
             start = time.perf_counter_ns()
-            found = self.variants[key] = _Variant(self, args, outs, key)
+            found = self.variants[near] = _Variant(self, args, outs)
             self.ex.compile_ms += (time.perf_counter_ns() - start) / 1e6
         return found
-
-    def _apart(self, args: Sequence[Any], outs: Sequence[torch.Tensor | None]) -> None:
-        spans = sorted((outs[j].data_ptr(), n) for j, n in self.outs)  # type: ignore[union-attr]
-        if any(a + n > b for (a, n), (b, _) in pairwise(spans)):
-            self.ex._check.check(args, outs)
 
 
 class _Variant:
     """A function for one way in which outputs lie on inputs."""
 
-    def __init__(self, entry: _Entry, args: Sequence[Any], outs: Sequence[torch.Tensor | None], touching: frozenset[tuple[int, int, bool]]) -> None:
+    def __init__(self, entry: _Entry, args: Sequence[Any], outs: Sequence[torch.Tensor | None]) -> None:
         from hostir.kernels.runner import runner
 
         ex = entry.ex
         self.moved = entry.moved
-        same = frozenset((j, i) for j, i, s in touching if s)
-        some = frozenset((j, i) for j, i, s in touching if not s)
+        found: dict[str, set[tuple[int, int]]] = {"same": set(), "some": set(), "no": set()}
+        for j, o in enumerate(outs):
+            for i, a in enumerate(args):
+                if o is not None and isinstance(a, torch.Tensor) and i not in self.moved:
+                    found[overlap(a, o)].add((j, i))
+        same, some = frozenset(found["same"]), frozenset(found["some"])
         self.prepared: Prepared = ex.segment.prepare(args, outs, same, some, entry.device)
         p = self.prepared
         ex.num_kernels = len(p.plan.sources)
         ex.scheduler = "+".join(dict.fromkeys(p.plan.schedulers)) or "no_op"
         self.run: Runner = runner(ex.graph, p.plan, p.device, p.kernels, [o is not None for o in outs], entry.moved)
+
+
+def _key_function(fusion: Fusion, structural: Sequence[int], given: bool) -> Callable[..., tuple[Hashable, Sequence[int], Sequence[int]]]:
+    """A function of arguments and outputs that gives all that a plan and its checks hang on, and the addresses of the tensors in both.
+    Written out, because it runs at each call."""
+    names = [f"a{i}" for i in range(len(fusion.params))]
+    outs = [f"o{j}" for j in range(len(fusion.results))] if given else []
+    tensors = [name for name, p in zip(names, fusion.params, strict=True) if isinstance(p, TensorView)]
+    parts = [_TENSOR.format(n) if n in tensors else f"type({n})" for n in names] + [names[i] for i in structural]
+    parts += [f"({_TENSOR.format(o)}) if {o} is not None else None" for o in outs]
+    lines = [f"{', '.join(names)}, = a"] if names else []
+    lines += [f"{', '.join(outs)}, = o"] if outs else []
+    lines += [f"p_{n} = {n}.data_ptr()" for n in tensors]
+    lines += [f"p_{o} = {o}.data_ptr() if {o} is not None else 0" for o in outs]
+    p, q = (f"({', '.join(f'p_{n}' for n in some)}{',' if some else ''})" for some in (tensors, outs))
+    body = "\n    ".join([*lines, f"return ({', '.join(parts)}{',' if parts else ''}), {p}, {q}"])
+    made: dict[str, Any] = {}
+    exec(compile(f"def key(a, o):\n    {body}\n", "<hostir key>", "exec"), made)
+    found: Callable[..., tuple[Hashable, Sequence[int], Sequence[int]]] = made["key"]
+    return found
+
+
+_TENSOR: Final = "{0}.shape, {0}.stride(), {0}.dtype, {0}.device, p_{0} & 15"
 
 
 def _span(t: torch.Tensor) -> int:

@@ -102,6 +102,10 @@ class Unit:
                 self._cache.popitem(last=False)
         return kept
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A unit travels to other processes as its function; they trace it themselves."""
+        return Unit, (self.fn, self.name)
+
     def __repr__(self) -> str:
         return f"<unit @{self.name}>"
 

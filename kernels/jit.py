@@ -1,15 +1,13 @@
 """Generated text as a Triton function, and as a compiled kernel for a device that need not be there.
 
 Triton reads a function's source again through ``inspect``, so generated text is registered with ``linecache`` under a name of its own.
-Each text becomes one function for the life of the process; Triton's own cache on disk keeps what was compiled.
+What was compiled stays in Triton's own cache on disk.
 """
 
 from __future__ import annotations
 
 import hashlib
 import linecache
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -22,33 +20,18 @@ from hostir.kernels.source import Int, Pointer, Source
 INTERPRETED: Final[bool] = hd.INTERPRETED
 
 
-class Functions:
-    """Texts that have become functions; the oldest beyond ``most`` are forgotten (a segment keeps its own)."""
-
-    def __init__(self, most: int = 4096) -> None:
-        self._made: OrderedDict[str, Any] = OrderedDict()
-        self._lock = threading.Lock()
-        self._most = most
-
-    def __call__(self, source: Source) -> Any:
-        """The Triton function of ``source``."""
-        with self._lock:
-            if (found := self._made.get(source.text)) is None:
-                found = self._made[source.text] = _function(source)
-                while len(self._made) > self._most:
-                    self._made.popitem(last=False)
-            return found
+def file_of(source: Source, owner: object) -> str:
+    """The name under which ``owner``'s text is found; ``linecache.cache`` holds it until someone takes it out."""
+    return f"<hostir kernel {source.name} {hashlib.sha256(source.text.encode()).hexdigest()[:16]} {id(owner):x}>"
 
 
-def _function(source: Source) -> Any:
-    file = f"<hostir kernel {source.name} {hashlib.sha256(source.text.encode()).hexdigest()[:16]}>"
+def function(source: Source, owner: object = None) -> Any:
+    """The Triton function of ``source``."""
+    file = file_of(source, owner)
     linecache.cache[file] = (len(source.text), None, source.text.splitlines(keepends=True), file)
     names: dict[str, Any] = {"triton": triton, "tl": tl, "hd": hd, "__name__": f"hostir.kernels.generated.{source.name}"}
     exec(compile(source.text, file, "exec"), names)
     return names[source.name]
-
-
-FUNCTIONS: Final = Functions()
 
 
 def signature(source: Source) -> dict[str, str]:
@@ -72,11 +55,11 @@ def attributes(source: Source, aligned: tuple[bool, ...]) -> dict[tuple[int, ...
     return {(i,): [["tt.divisibility", 16]] for i, ok in enumerate(aligned) if ok}
 
 
-def compile_for(source: Source, aligned: tuple[bool, ...], target: Any, options: Mapping[str, Any] | None = None) -> Any:
-    """``source`` compiled for a ``GPUTarget``; no device is needed."""
+def compile_for(fn: Any, source: Source, aligned: tuple[bool, ...], target: Any, options: Mapping[str, Any] | None = None) -> Any:
+    """``fn``, the function of ``source``, compiled for a ``GPUTarget``; no device is needed."""
     from triton.compiler import ASTSource
 
-    made = ASTSource(fn=FUNCTIONS(source), signature=signature(source), constexprs={}, attrs=attributes(source, aligned))
+    made = ASTSource(fn=fn, signature=signature(source), constexprs={}, attrs=attributes(source, aligned))
     return triton.compile(made, target=target, options={"num_warps": source.num_warps, "enable_fp_fusion": True, **(options or {})})
 
 

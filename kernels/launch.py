@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from hostir.kernels.jit import FUNCTIONS, INTERPRETED, compile_for
+from hostir.kernels.jit import INTERPRETED, compile_for
 from hostir.kernels.source import Pointer, Source
 
 INTERPRETER_LOCK: Final = threading.RLock()
@@ -33,11 +33,11 @@ class Call:
 class Loaded:
     """A kernel on one CUDA device, its binary loaded. ``num_regs`` and ``num_spills`` as the driver counts them."""
 
-    def __init__(self, source: Source, aligned: tuple[bool, ...], device: int) -> None:
+    def __init__(self, fn: Any, source: Source, aligned: tuple[bool, ...], device: int) -> None:
         from triton.runtime import driver
 
         with torch.cuda.device(device):
-            self.compiled = compile_for(source, aligned, driver.active.get_current_target())
+            self.compiled = compile_for(fn, source, aligned, driver.active.get_current_target())
             self.launcher = self.compiled.run
         self.num_regs = getattr(self.compiled, "n_regs", None)
         self.num_spills = getattr(self.compiled, "n_spills", None)
@@ -81,9 +81,9 @@ def current_device() -> Callable[[], int]:
     return found
 
 
-def interpret(source: Source, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> None:
-    """Run ``source`` in Triton's interpreter. ``tensors``: for each pointer the tensor whose memory it points into; ``numbers``: the other
-    arguments, in order."""
+def interpret(fn: Any, source: Source, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> None:
+    """Run ``fn``, the function of ``source``, in Triton's interpreter. ``tensors``: for each pointer the tensor whose memory it points into;
+    ``numbers``: the other arguments, in order."""
     import numpy as np
 
     assert INTERPRETED
@@ -96,4 +96,4 @@ def interpret(source: Source, tensors: Sequence[torch.Tensor], numbers: Sequence
         else:
             arguments.append(next(rest))
     with INTERPRETER_LOCK, np.errstate(all="ignore"):
-        FUNCTIONS(source)[(source.programs,)](*arguments)
+        fn[(source.programs,)](*arguments)

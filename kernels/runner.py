@@ -19,7 +19,7 @@ from hostir.kernels.source import Argument, Int, Pointer, Scalar
 from hostir.torch_types import to_torch
 from hostir.types import Expr, Leaf, Predicate, Sym, Var, source
 
-Runner = Callable[[Sequence[Any], Sequence["torch.Tensor | None"]], list[torch.Tensor]]
+Runner = Callable[[Sequence[Any], Sequence["torch.Tensor | None"], Sequence[int], Sequence[int]], list[torch.Tensor]]
 
 
 @contextlib.contextmanager
@@ -32,7 +32,7 @@ def on_device(index: int) -> Any:
 class Text:
     """The lines of one function and the names that they use."""
 
-    def __init__(self, fusion: Fusion, plan: Plan, device: torch.device, kernels: Sequence[launch.Loaded], moved: frozenset[int]) -> None:
+    def __init__(self, fusion: Fusion, plan: Plan, device: torch.device, kernels: Sequence[Any], moved: frozenset[int]) -> None:
         self.fusion = fusion
         self.plan = plan
         self.device = device
@@ -86,10 +86,10 @@ class Text:
         if self.device.type != "cuda":
             self.names["interpret"] = launch.interpret
             for n, s in enumerate(self.plan.sources):
-                self.names[f"s{n}"] = s
+                self.names |= {f"s{n}": s, f"f{n}": self.kernels[n]}
                 tensors = ", ".join(f"b{a.buffer}" for a in s.arguments if isinstance(a, Pointer))
                 numbers = ", ".join(self._number(a) for a in s.arguments if not isinstance(a, Pointer))
-                self.lines.append(f"interpret(s{n}, [{tensors}], [{numbers}])")
+                self.lines.append(f"interpret(f{n}, s{n}, [{tensors}], [{numbers}])")
             return
         if not self.plan.sources:
             return
@@ -148,24 +148,30 @@ def _literal(v: Any) -> str:
     return repr(v) if v - v == 0 else f"float({str(v)!r})"
 
 
-def runner(
-    fusion: Fusion, plan: Plan, device: torch.device, kernels: Sequence[launch.Loaded], given: Sequence[bool], moved: frozenset[int]
-) -> Runner:
-    """A function of the arguments and the given outputs (None where not ``given``) that runs the plan and returns every result. ``moved``: 0-d
-    arguments that lie on the CPU and are copied over."""
+def runner(fusion: Fusion, plan: Plan, device: torch.device, kernels: Sequence[Any], given: Sequence[bool], moved: frozenset[int]) -> Runner:
+    """A function of the arguments, the given outputs (None where not ``given``) and the addresses of both, that runs the plan and returns
+    every result. ``p``: the addresses of the tensors among the arguments, ``q``: one for each result (0 where fresh). ``moved``: 0-d arguments
+    that lie on the CPU and are copied over."""
     text = Text(fusion, plan, device, kernels, moved)
     text.tensors(given)
     if device.type == "cuda":
+        known = {i: f"p[{n}]" for n, i in enumerate(tensor_params(fusion)) if i not in moved}
+        known |= {len(fusion.params) + j: f"q[{j}]" for j, g in enumerate(given) if g and j not in plan.copies}
         used = {a.buffer for s in plan.sources for a in s.arguments if isinstance(a, Pointer)}
-        text.lines += [f"p{b} = b{b}.data_ptr()" for b in sorted(used)]
+        text.lines += [f"p{b} = {known.get(b, f'b{b}.data_ptr()')}" for b in sorted(used)]
     text.launches(lambda b: f"p{b}")
     text.copies()
     text.lines.append(f"return [{', '.join(f'r{j}' for j in range(len(fusion.results)))}]")
-    return text.function("a, o")
+    return text.function("a, o, p, q")
+
+
+def tensor_params(fusion: Fusion) -> list[int]:
+    """The positions of the parameters that are tensors."""
+    return [i for i, p in enumerate(fusion.params) if isinstance(p, TensorView)]
 
 
 def bound(
-    fusion: Fusion, plan: Plan, device: torch.device, kernels: Sequence[launch.Loaded], args: Sequence[Any], outs: Sequence[torch.Tensor]
+    fusion: Fusion, plan: Plan, device: torch.device, kernels: Sequence[Any], args: Sequence[Any], outs: Sequence[torch.Tensor]
 ) -> Callable[..., None]:
     """A function that runs the plan on these very tensors. It takes the scalar parameters, in order, and by default uses those of ``args``."""
     text = Text(fusion, plan, device, kernels, frozenset())

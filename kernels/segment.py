@@ -6,7 +6,9 @@ compiled only when its text is new. The number of kernels is bounded by the few 
 
 from __future__ import annotations
 
+import linecache
 import threading
+import weakref
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,11 +31,11 @@ def layout_of(t: torch.Tensor) -> Layout:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A plan with its kernels, loaded on ``device`` (none under the interpreter)."""
+    """A plan with its kernels, loaded on ``device``; under the interpreter they are functions."""
 
     plan: Plan
     device: torch.device
-    kernels: tuple[launch.Loaded, ...]
+    kernels: tuple[Any, ...]
 
 
 class Segment:
@@ -46,13 +48,18 @@ class Segment:
         self.target = target
         self.structural = tuple(sorted(structural(fusion)))
         self.tight = all(isinstance(d, int) for p in fusion.params if isinstance(p, TensorView) for d in p.known.dims)
+        self._functions: dict[str, Any] = {}
         self._kernels: dict[Hashable, launch.Loaded] = {}
-        self._texts: set[str] = set()
         self._lock = threading.RLock()
 
     @property
     def num_kernels(self) -> int:
-        return len(self._texts) if jit.INTERPRETED else len(self._kernels)
+        return len(self._functions) if jit.INTERPRETED else len(self._kernels)
+
+    @property
+    def loaded(self) -> list[launch.Loaded]:
+        """The kernels on devices."""
+        return list(self._kernels.values())
 
     def prepare(
         self,
@@ -70,19 +77,24 @@ class Segment:
         plan = make(self.fusion, shape, target, self.name)
         aligned = {b: t.data_ptr() % 16 for b, t in enumerate((*args, *outs)) if isinstance(t, torch.Tensor)}
         with self._lock:
-            self._texts.update(s.text for s in plan.sources)
-        kernels = () if jit.INTERPRETED else tuple(self._kernel(s, aligned, device) for s in plan.sources)
+            kernels = tuple(self._function(s) if jit.INTERPRETED else self._kernel(s, aligned, device) for s in plan.sources)
         return Prepared(plan, device, kernels)
+
+    def _function(self, source: Source) -> Any:
+        """The Triton function of a text, which goes when the segment goes."""
+        if (found := self._functions.get(source.text)) is None:
+            found = self._functions[source.text] = jit.function(source, self)
+            weakref.finalize(self, linecache.cache.pop, jit.file_of(source, self), None)
+        return found
 
     def _kernel(self, source: Source, aligned: dict[int, int], device: torch.device) -> launch.Loaded:
         """The loaded kernel; fresh tensors and temporaries begin at multiples of 16 bytes."""
         index = device.index or 0
         flags = jit.alignment(source, aligned)
         key = (source.text, source.num_warps, source.wide, flags, index)
-        with self._lock:
-            if (found := self._kernels.get(key)) is None:
-                found = self._kernels[key] = launch.Loaded(source, flags, index)
-            return found
+        if (found := self._kernels.get(key)) is None:
+            found = self._kernels[key] = launch.Loaded(self._function(source), source, flags, index)
+        return found
 
 
 def num_sms(device: torch.device) -> int:

@@ -10,6 +10,7 @@ import functools
 import io
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
@@ -26,11 +27,13 @@ class Ending:
         self.worlds: list[World] = []
         self.error: BaseException | None = None
         self.prefix = ""
+        self._linger: Callable[[], None] | None = None
         self._before = sys.excepthook
 
-    def add(self, world: World) -> None:
-        """``world`` is left at the end at the latest."""
+    def add(self, world: World, linger: Callable[[], None]) -> None:
+        """``world`` is left at the end at the latest. ``linger`` is called at the end after an exception."""
         self.worlds.append(world)
+        self._linger = linger
         world.on_close.append(lambda: world in self.worlds and self.worlds.remove(world))
 
     def on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -52,6 +55,8 @@ class Ending:
         """Leave what is open. After an exception MPI would wait for ranks that wait for this one."""
         for world in list(self.worlds):
             world.close()
+        if self.error is not None and self._linger is not None:
+            self._linger()
         if self.error is not None and "mpi4py.MPI" in sys.modules:
             from hostir.launch.mpi import end_job
 

@@ -13,11 +13,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from hostir.errors import CommTimeout, InputError
+from hostir.errors import CommTimeout, HostIrError, InputError
 from hostir.launch.ending import ending
 from hostir.launch.env import Place, find_place
 from hostir.launch.machine import pick_device, share_cores
-from hostir.launch.meeting import meet, world_store
+from hostir.launch.meeting import linger, meet, world_store
 from hostir.launch.mps import is_one_gpu
 from hostir.launch.transport import choose_here, connect, make_comms, torch_backend
 from hostir.runtime.comms.hub import Hub
@@ -49,8 +49,12 @@ def init(*, backend: str | None = None, device: str | torch.device | None = None
         return World(0, 1, 0, 1, chosen, transport, ThreadComms(Hub(1, seconds), 0, transport))
     ending().prefix = f"[rank{place.rank}]: "
     place, store = meet(place, seconds)
-    world = open_world(place, store, store.add(f"inits/{place.rank}", 1), seconds, device=device, transport=backend)
-    ending().add(world)
+    try:
+        world = open_world(place, store, store.add(f"inits/{place.rank}", 1), seconds, device=device, transport=backend)
+    except HostIrError:
+        linger(store, place)
+        raise
+    ending().add(world, lambda: linger(store, place))
     return world
 
 

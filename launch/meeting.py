@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from datetime import timedelta
 from importlib.util import find_spec
 from typing import Final
@@ -14,6 +16,7 @@ from hostir.launch.env import Place, find_place, first_host
 from hostir.runtime.comms.board import Board, Failure
 
 _PROBE: Final = 2.0  # seconds to find out whether whoever holds our port is a rank of this job
+_LINGER: Final = 2.0  # seconds that rank 0, which may host the store, stays for the others to read why it ends
 
 
 def meet(place: Place, timeout: float) -> tuple[Place, dist.Store]:
@@ -70,20 +73,48 @@ def _meet(place: Place, timeout: float) -> tuple[Place, dist.Store]:
     return place, _tcp_store(os.environ["MASTER_ADDR"], int(port), place, timeout, hosts=place.rank == 0 and not by_agent)
 
 
+def linger(store: dist.Store, place: Place) -> None:
+    """After a failure: rank 0 goes last, because the store goes with it and the others read there what has happened."""
+    with contextlib.suppress(RuntimeError):
+        store.set(f"gone/{place.rank}", "")
+        others = [r for r in range(1, place.size) if store.check([f"who/{r}"])]
+        if place.rank == 0 and others:
+            Board.poll(lambda: store.check([f"gone/{r}" for r in others]), _LINGER)
+
+
 def _tcp_store(host: str, port: int, place: Place, timeout: float, *, hosts: bool) -> dist.Store:
-    wait = timedelta(seconds=timeout)
     try:
-        return dist.TCPStore(host, port, place.size, hosts, wait, wait_for_workers=False, multi_tenant=True)
+        return _open_store(host, port, place.size, timeout, hosts=hosts)
     except (dist.DistError, RuntimeError) as error:
         if hosts and (other := _store_of_another_rank_0(host, port, place.size)) is not None:
             return other
         raise RuntimeError(f"{host}:{port}: {(str(error).splitlines() or [''])[0]}") from error
 
 
+def _open_store(host: str, port: int, size: int, timeout: float, *, hosts: bool) -> dist.Store:
+    """A TCPStore; RuntimeError after ``timeout`` seconds also where somebody listens who is no store: torch would wait for ever."""
+    made: list[dist.Store | Exception] = []
+
+    def make() -> None:
+        try:
+            made.append(dist.TCPStore(host, port, size, hosts, timedelta(seconds=timeout), wait_for_workers=False, multi_tenant=True))
+        except (dist.DistError, RuntimeError) as error:
+            made.append(error)
+
+    maker = threading.Thread(target=make, name="hostir: meeting", daemon=True)
+    maker.start()
+    maker.join(timeout + 1.0)
+    if not made:
+        raise RuntimeError(f"somebody listens there who is no store of this job (no answer in {timeout:g} s)")
+    if isinstance(made[0], Exception):
+        raise made[0]
+    return made[0]
+
+
 def _store_of_another_rank_0(host: str, port: int, size: int) -> dist.Store | None:
     """The port is taken: by a process that says it is rank 0 as well?"""
     try:
-        store = dist.TCPStore(host, port, size, False, timedelta(seconds=_PROBE), wait_for_workers=False)
+        store = _open_store(host, port, size, _PROBE, hosts=False)
         return store if _of_this_attempt(store).check(["who/0"]) else None
     except (dist.DistError, RuntimeError):
         return None

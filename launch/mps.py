@@ -50,6 +50,8 @@ def environment(num_ranks: int, folder: str) -> dict[str, str]:
         "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
         "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
         "NCCL_NVLS_ENABLE": "0",
+        # A stream that holds for a flag must not hold one that shares its queue; but all ranks' queues come out of one supply.
+        "CUDA_DEVICE_MAX_CONNECTIONS": str(max(48 // num_ranks, 2)),
         "HOSTIR_ONE_GPU": "1",
     }
 

@@ -12,7 +12,8 @@ from multiprocessing.context import ForkServerProcess
 from types import ModuleType
 from typing import Any, Final
 
-_PRELOAD: Final = ("torch", "torch.distributed", "torch.fx.experimental.symbolic_shapes", "hostir.dispatch", "hostir.launch.child")
+# Tracing a unit loads torch._dynamo, which takes longer than torch itself.
+_PRELOAD: Final = ("torch", "torch.distributed", "torch._dynamo", "hostir.trace", "hostir.dispatch", "hostir.launch.child")
 _STARTING: Final = threading.Lock()
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _MAX_PROCESSES: Final = 8  # that stay; a larger crew is alone
 _MARGIN: Final = 1.0  # seconds beyond its timeout that a body may take: a communication that times out says more
-_GRACE: Final = 5.0  # seconds for the other ranks to end after a failure, where the timeout is not shorter
+_START: Final = 120.0  # seconds for processes to come up
 _STAY_HERE: Final = ("request", "capsys", "capsysbinary", "capfd", "capfdbinary", "caplog", "recwarn", "pytester")
 
 
@@ -78,9 +78,8 @@ class Pool:
         except InputError as error:
             raise refusal(error) from None
         crew = self._crew(ask)
-        grace = min(_GRACE, ask.timeout)
         try:
-            done = crew.run(payload, timeout=ask.timeout, limit=ask.timeout + min(_MARGIN, ask.timeout), grace=grace)
+            done = crew.run(payload, timeout=ask.timeout, limit=ask.timeout + _MARGIN, grace=_grace(ask))
         finally:
             if not crew.is_usable:
                 self._crews.pop(_kind(ask)).end(0.2)
@@ -94,17 +93,33 @@ class Pool:
         if key in self._crews:
             self._crews.move_to_end(key)
             return self._crews[key]
+        from hostir.launch.by_value import dumps_call
         from hostir.launch.crew import Crew
+        from hostir.launch.report import rank_error
 
         while self._crews and sum(k.num_ranks for k in self._crews) + ask.num_ranks > _MAX_PROCESSES:
             self._crews.popitem(last=False)[1].end()
-        self._crews[key] = Crew(ask.num_ranks, device=ask.device, transport=ask.transport, captures=True)
-        return self._crews[key]
+        crew = Crew(ask.num_ranks, device=ask.device, transport=ask.transport, captures=True)
+        up = crew.run(dumps_call(_come_up, (_come_up, (), {})), timeout=_START, limit=_START)
+        if not crew.is_usable:
+            crew.end(0.2)
+            raise rank_error(list(up.reports.values()))
+        self._crews[key] = crew
+        return crew
 
 
 def _kind(ask: Ask) -> Ask:
     """Tests of one kind share a crew."""
     return replace(ask, timeout=0.0)
+
+
+def _grace(ask: Ask) -> float:
+    """Seconds for the other ranks to end after a failure."""
+    return min(max(ask.timeout, 1.0), 5.0)
+
+
+def _come_up(_world: Any) -> None:
+    """The first piece of work of a crew: its clock does not run while the processes start."""
 
 
 def arguments_of(item: pytest.Function) -> dict[str, Any]:
@@ -124,7 +139,7 @@ def run_in_threads(item: pytest.Function, ask: Ask, arguments: dict[str, Any]) -
     try:
         return try_threads(
             lambda world: run_body(world, item.obj, arguments), ask.num_ranks, timeout=ask.timeout, device=pick_device(ask.device, 0),
-            limit=ask.timeout + min(_MARGIN, ask.timeout), grace=min(_GRACE, ask.timeout),
+            limit=ask.timeout + _MARGIN, grace=_grace(ask),
         )  # fmt: skip
     finally:
         sys.stdout, sys.stderr = saved

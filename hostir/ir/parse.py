@@ -54,7 +54,7 @@ from hostir.types import DTYPES, Operand, Predicate, Truth, Var
 _SCALARS: Final = ("int", "float", "bool")
 
 
-class _Parser(Cursor):
+class Parser(Cursor):
     """Units, then at most one program."""
 
     def __init__(self, text: Text) -> None:
@@ -90,6 +90,7 @@ class _Parser(Cursor):
         fusion = Fusion(name.text[1:])
         self.expect("(")
         self.listed(")", lambda: self._unit_param(fusion))
+        self.unit_head(fusion)
         self.expect("{")
         while not self.peek("return"):
             self._operation(fusion)
@@ -109,7 +110,8 @@ class _Parser(Cursor):
             self.declare(token, fusion.scalar(token.text[1:], self.next().text))  # type: ignore[arg-type]
         else:
             t = self.type(memories=())
-            self.declare(token, fusion.input(t.dims, t.dtype, name=token.text[1:]))
+            self.declare(token, tv := fusion.input(t.dims, t.dtype, name=token.text[1:]))
+            self.note(tv, late=True)
 
     def _operation(self, fusion: Fusion) -> None:
         targets = [self.kind("value", "a result, as %name, or `return`")]
@@ -141,6 +143,13 @@ class _Parser(Cursor):
             self.fail(f"{op} has {len(outs)} results", token, got=len(targets))
         for t, out in zip(targets, outs, strict=True):
             self.declare(t, out)
+            self.note(out)
+
+    def unit_head(self, fusion: Fusion) -> None:
+        """What may stand between a unit's parameters and its body: nothing here."""
+
+    def note(self, tv: TensorView, *, late: bool = False) -> None:
+        """What may stand after a tensor of a unit: nothing here. ``late``: after a parameter."""
 
     def _attribute(self, seen: dict[str, Arg]) -> str:
         token = self.next()
@@ -475,13 +484,13 @@ class _Parser(Cursor):
 
 def parse_file(text: str, file: str = "<text>") -> tuple[dict[str, Unit], Program | None]:
     """Units by name (``@name``) and the program, if the text has one. ParseError with line, column and caret."""
-    return _Parser(Text(text, file)).file()
+    return Parser(Text(text, file)).file()
 
 
 def parse_program(text: str, file: str = "<text>") -> Program:
     """The program in ``text``. ParseError with line, column and caret."""
     source = Text(text, file)
-    _, p = _Parser(source).file()
+    _, p = Parser(source).file()
     if p is None:
         raise source.error(source.tokens[-1], "the text has no program", cure="program @name(…) { … }")
     return p

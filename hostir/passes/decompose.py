@@ -14,7 +14,7 @@ from hostir.graph.annotate import tensors
 from hostir.graph.axes import Axes, Labels, axes_of
 from hostir.graph.copy import Values, append, copied
 from hostir.graph.fusion import Fusion, Op, TensorView
-from hostir.graph.sharding import Sharding, Streamed
+from hostir.graph.sharding import Replicate, Sharding, Streamed
 from hostir.graph.table import TABLE, apply, bound_of, split
 from hostir.passes.expand import expand
 from hostir.passes.labels import PLACES, Found, needs, op_streams
@@ -26,10 +26,21 @@ def decompose_resharding(f: Fusion, place: str = "before") -> Fusion:
     operation move ``before`` it, or its result ``after`` it."""
     if place not in PLACES:
         raise BuildError("a resharding is placed before or after an operation", expected=", ".join(PLACES), got=place)
-    g = expand(f, place)
+    g = expand(_without_single(f), place)
     if all(tv.sharding is None for tv in tensors(g)):
         return copied(g, _streamed)
     return copied(g, _Decompose(place).one)
+
+
+def _without_single(f: Fusion) -> Fusion:
+    """A mesh axis of one member cuts nothing and leaves nothing partial."""
+    g = copied(f)
+    for tv in tensors(g):
+        if (s := tv.sharding) is not None:
+            sizes = [s.mesh.axis_size(n) for n in s.mesh.names]
+            one = [isinstance(n, int) and n == 1 for n in sizes]
+            tv.sharding = Sharding(s.mesh, tuple(Replicate() if alone else p for alone, p in zip(one, s.placements, strict=True)))
+    return g
 
 
 def _streamed(g: Fusion, op: Op, values: Values) -> None:

@@ -53,7 +53,9 @@ class Emitter:
         self.stored: dict[TensorView, Stored] = {}
         self.sums: dict[TensorView, Stored] = {}
         self.terms: dict[TensorView, emit_parts.Travelling] = {}
+        self.parts: dict[int, emit_parts.Travelling] = {}
         self.index: dict[LoopAxis, Operand] = {}
+        self.vars: dict[LoopAxis, Var] = {}
         self.path: Path = ()
         self.mesh = _mesh(tree)
 
@@ -101,11 +103,12 @@ class Emitter:
         self._outer_buffers(loop)
         parts = [p for s in loop.body if isinstance(s, Segment) and (p := part_of(s, self.loops)) is not None and p.loop is loop.axis and s.how]
         states = [emit_parts.before(self, loop, p) for p in parts]
+        self.parts.update({id(p.segment): t for p, t in zip(parts, states, strict=True) if t is not None})
         with self._streams(loop) as index_stream, self.w.loop(loop.axis.name, loop.axis.trips) as var:
             index_stream(var)
             outer = self.path
             self.path = (*outer, loop)
-            self.index[loop.axis] = chunk_index(loop, var)
+            self.index[loop.axis], self.vars[loop.axis] = chunk_index(loop, var), var
             emit_parts.trip(self, loop, var, states)
             kept = dict(self.stored)
             self.block(loop.body)
@@ -217,20 +220,16 @@ class Emitter:
 
     def unit(self, s: Segment) -> None:
         """One call."""
+        read_outside = self.homes.read_outside(s)
+        if not read_outside:
+            return
         sums = {x.value: x for x in s.sums}
-        ub = UnitBuilder(unit_name(s.ops, "_acc" if any(not x.eager for x in s.sums) or any(tv in self.terms for tv in s.made()) else ""))
+        accs = {tv: b for tv in s.made() if (b := self._accumulator(tv, s, sums)) is not None}
+        ub = UnitBuilder(unit_name(s.ops, "_acc" if accs else ""))
+        params = self._params(s, ub)
+        added = {tv: ub.tensor(b, "acc") for tv, b in accs.items()}
         values: dict[TensorView, TensorView] = {}
-        params: dict[object, TensorView] = {}
         writes: dict[TensorView, Where] = {}
-        for op in s.ops:  # parameters first, in the order in which operations read them
-            for (tv, _), where in zip(self.loops.axes[op].ins, self.inside(s, op)[0], strict=True):
-                b = None if tv in values else self.read(tv, where)
-                if b is not None and id(b) not in params:
-                    params[id(b)] = ub.tensor(b, tv.name)
-            values.update(dict.fromkeys(op.outs))  # type: ignore[arg-type]
-        values.clear()
-        accs = {tv: self._accumulator(tv, s, sums) for tv in s.made()}
-        added = {tv: ub.tensor(b, tv.name) for tv, b in accs.items() if b is not None}
         for op in s.ops:
             axes = self.loops.axes[op]
             ins, outs = self.inside(s, op)
@@ -239,28 +238,42 @@ class Emitter:
             writes.update(zip(op.outs, outs, strict=True))
             made = ub.op(op, by_place, self._here(op.outs[0], outs[0]), **_wide(op, sums.get(op.outs[0])))
             values.update(zip(op.outs, made, strict=True))
-        results = []
-        targets = []
-        for tv in self.homes.read_outside(s):
+        results: list[TensorView] = []
+        targets: list[Buffer] = []
+        eager: list[tuple[TensorView, Buffer]] = []
+        for tv in read_outside:
             if tv in added:
                 how = sums[tv].op if tv in sums else self.terms[tv].op
                 results.append(ub.accumulate(values[tv], added[tv], how))
                 targets.append(accs[tv])
-            elif tv not in sums:
+            elif tv in sums:
+                eager.append((tv, self.w.alloc("term", TensorType(tv.dtype, self._here(tv, writes[tv])))))
+            else:
                 results.append(values[tv])
                 targets.append(self.target(tv, writes[tv]))
-        eager = [tv for tv in self.homes.read_outside(s) if tv in sums and sums[tv].eager]
-        temporary = {tv: self.w.alloc("term", TensorType(tv.dtype, self._here(tv, writes[tv]))) for tv in eager}
-        if not results and not eager:
-            return
-        unit = ub.done([*results, *(values[tv] for tv in eager)])
-        self.w.call(unit, ub.args, [*(t for t in targets if t is not None), *temporary.values()])
-        for tv in eager:
-            self._add(sums[tv], temporary[tv], self.part(self.sums[tv], tv, writes[tv]))
+        unit = ub.done([*results, *(values[tv] for tv, _ in eager)])
+        self.w.call(unit, ub.args, [*targets, *(b for _, b in eager)])
+        for tv, term in eager:
+            self.add_into(term, self.part(self.sums[tv], tv, writes[tv]), sums[tv].op)
+
+    def _params(self, s: Segment, ub: UnitBuilder) -> dict[int, TensorView]:
+        """The unit's parameters, by the buffers that are passed: in the order in which operations name them. A single operation has its
+        row's names, so equal ones are one unit."""
+        params: dict[int, TensorView] = {}
+        made: set[TensorView] = set()
+        letters = iter("abcdefghijklmnopqrstuvwxyz")
+        for op in s.ops:
+            axes = self.loops.axes[op]
+            entries = sorted(zip(axes.ins, self.inside(s, op)[0], axes.where or [("x", 0)] * len(axes.ins), strict=True), key=lambda e: _place(op, e[2]))
+            for (tv, _), where, (name, _) in entries:
+                if tv not in made and id(b := self.read(tv, where)) not in params:
+                    params[id(b)] = ub.tensor(b, name if len(s.ops) == 1 else next(letters, "p"))
+            made |= set(op.outs)
+        return params
 
     def _accumulator(self, tv: TensorView, s: Segment, sums: dict[TensorView, Sum]) -> Buffer | None:
         if tv in self.terms:
-            return self.terms[tv].current
+            return emit_parts.accumulator_of(self, self.terms[tv])
         if tv not in sums or sums[tv].eager:
             return None
         op = next(op for op in s.ops if tv in op.outs)
@@ -275,11 +288,11 @@ class Emitter:
             dims[d] = chunk(tv, d, axis, self.index[axis]).size
         return tuple(dims)
 
-    def _add(self, x: Sum, term: Buffer, acc: Buffer) -> None:
-        """``acc`` combined with ``term``, by a call of its own."""
+    def add_into(self, term: Buffer, acc: Buffer, how: str) -> None:
+        """``acc`` combined with ``term`` by the reduction ``how``, by a call of its own."""
         ub = UnitBuilder("add_out")
         a, t = ub.tensor(acc, "acc"), ub.tensor(term, "term")
-        self.w.call(ub.done([ub.accumulate(t, a, x.op)]), ub.args, [acc])
+        self.w.call(ub.done([ub.accumulate(t, a, how)]), ub.args, [acc])
 
     def cast(self, x: Buffer, out: Buffer) -> None:
         """``x`` in the dtype of ``out``."""
@@ -293,6 +306,12 @@ class Emitter:
     def _finish(self, x: Sum) -> None:
         where = tuple((d, a) for d in range(len(x.value.known.dims)) if (a := self.loops.of(x.value, d)) is not None and a in self.index)
         self.cast(self.part(self.sums[x.value], x.value, where), self.target(x.value, where))
+
+
+def _place(op: Op, where: tuple[str, int]) -> tuple[int, int]:
+    """Where a parameter stands in its row."""
+    row = TABLE.get(op.name)
+    return (0, 0) if row is None else (next(i for i, p in enumerate(row.params) if p.name == where[0]), where[1])
 
 
 def _wide(op: Op, x: Sum | None) -> dict[str, DType]:

@@ -10,7 +10,7 @@ from hostir.graph.table import bound_of
 from hostir.ir.nodes import Buffer, Expand, Index, Permute, Reshape, Span, ViewOp
 from hostir.passes.tree import Segment
 from hostir.passes.writer import is_dense
-from hostir.types import Dim
+from hostir.types import Dim, dims_equal
 
 if TYPE_CHECKING:
     from hostir.passes.emit import Emitter
@@ -48,7 +48,13 @@ def as_view(em: Emitter, op: Op, x: Buffer, dims: tuple[Dim, ...]) -> ViewOp | N
 
 
 def _reshape(em: Emitter, x: Buffer, dims: tuple[Dim, ...], b: Values) -> ViewOp | None:
-    return Reshape(dims) if is_dense(x, em.w.allocated) else None
+    plain = [d for d in x.type.dims if not _one(d)], [d for d in dims if not _one(d)]
+    alike = len(plain[0]) == len(plain[1]) and all(dims_equal(a, c) is True for a, c in zip(*plain, strict=True))
+    return Reshape(dims) if alike or is_dense(x, em.w.allocated) else None
+
+
+def _one(d: Dim) -> bool:
+    return isinstance(d, int) and d == 1
 
 
 def _new_dims(em: Emitter, x: Buffer, dims: tuple[Dim, ...], b: Values) -> ViewOp | None:

@@ -13,7 +13,7 @@ from hostir.graph.compose import repeat
 from hostir.graph.fusion import Fusion, TensorView
 from hostir.ir.nodes import Argument, Buffer, Call, For, Program, Stmt, Unit, View, ViewOp, rewrite
 from hostir.passes.substitute import in_expr, index_of
-from hostir.types import Operand, Var, binary
+from hostir.types import Operand, Var, binary, leaves
 
 
 def jam(p: Program, u: int) -> Program:
@@ -35,6 +35,8 @@ def _accumulates(loop: For) -> tuple[Call, int] | None:
     *views, last = loop.body or (None,)
     if not isinstance(last, Call) or not all(isinstance(v, View) for v in views) or len(last.outs) != 1 or loop.step != 1:
         return None
+    if any(leaf is loop.var for v in views if isinstance(v, View) for d in v.out.type.dims for leaf in leaves(d)):
+        return None  # the terms of one unit have one size
     at = [i for i, a in enumerate(last.args) if a is last.outs[0]]
     made_here = {id(v.out) for v in views if isinstance(v, View)}
     return (last, at[0]) if len(at) == 1 and id(last.outs[0]) not in made_here else None

@@ -20,10 +20,14 @@ def schedule(
     overlap: str = "auto",
 ) -> Program:
     """``p`` with its streams ordered and its memory laid out, for these sizes, on every rank of ``mesh``."""
-    as_written = p.scheduled
-    syncs = {id(s) for s in every(p.body) if isinstance(s, Sync)}
-    p = streams(p, mesh, dims=dims, scalars=scalars, overlap=overlap)
-    p = memory(p, mesh, dims=dims, scalars=scalars, may_sync=not as_written)
-    return p if as_written else without_spare(p, mesh, syncs, dims=dims, scalars=scalars)
+    ordered = streams(p, mesh, dims=dims, scalars=scalars, overlap=overlap)
+    laid_out = memory(ordered, mesh, dims=dims, scalars=scalars, may_sync=not p.scheduled)
+    if p.scheduled or len(_syncs(laid_out)) == len(_syncs(ordered)):
+        return laid_out
+    return without_spare(laid_out, mesh, _syncs(p), dims=dims, scalars=scalars)
+
+
+def _syncs(p: Program) -> set[int]:
+    return {id(s) for s in every(p.body) if isinstance(s, Sync)}
 
 

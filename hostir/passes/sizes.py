@@ -51,7 +51,7 @@ def chunk(tv: TensorView, dim: int, axis: LoopAxis, index: Operand) -> Chunk:
     whole = tv.known.dims[dim]
     mine = local_dim(whole, tv.sharding, dim)
     most = ceil_div(whole, axis.chunks)
-    start = times(index, most)
+    start = simplify(times(index, most))
     if even(whole, axis.chunks) and (not axis.cut or not isinstance(mine, Expr)):
         return Chunk(start, most, most)
     start = minimum(start, mine)

@@ -53,10 +53,11 @@ def streams(
         return p
     if overlap == "off":
         return _all_on_main(p).with_(scheduled=True)
-    peers = one_sided(p)
+    peers, written = one_sided(p), {id(s) for s in every(p.body) if isinstance(s, Sync)}
     if not peers and not any(isinstance(s, (Call, Comm, Group)) and s.stream.name != MAIN.name for s in every(p.body)):
         p = _comms_aside(p)
-    return add_syncs(p.with_(scheduled=True), mesh, dims=dims, scalars=scalars, peers=peers)
+    p = add_syncs(p.with_(scheduled=True), mesh, dims=dims, scalars=scalars, peers=peers)
+    return without_spare(p, mesh, written, dims=dims, scalars=scalars)
 
 
 def add_syncs(

@@ -67,7 +67,7 @@ class UnitBuilder:
         if row is None:
             args = [self._opaque(a, operands) for a in op.args]
             attrs = [(k, self._opaque(v, operands)) for k, v in op.attrs]
-            return self.fusion.add(op.name, args, attrs, [o.type for o in op.outs], hints=[o.name for o in op.outs], loc=op.loc)
+            return self.fusion.add(op.name, args, attrs, [o.type for o in op.outs], hints=["t"] * len(op.outs), loc=op.loc)
         bound = bound_of(op.name, op.args, op.attrs) | changed
         kinds = {p.name: p.kind for p in row.params}
         for name, v in bound.items():
@@ -80,7 +80,7 @@ class UnitBuilder:
             else:
                 bound[name] = self.number(v)
         given = {k: v for k, v in bound.items() if v is not None}
-        return self._trivial(op, bound) or apply(self.fusion, op.name, (), given, hints=[o.name for o in op.outs], loc=op.loc)
+        return self._trivial(op, bound) or apply(self.fusion, op.name, (), given, hints=["t"] * len(op.outs), loc=op.loc)
 
     def _opaque(self, v: Any, operands: Mapping[object, TensorView]) -> Any:
         if isinstance(v, TensorView):
@@ -100,10 +100,10 @@ class UnitBuilder:
         want = bound.get("dtype") or op.outs[0].dtype
         if x.dtype != want:
             x = self.add("cast", x, dtype=want)
-        return (x,) if bound["keepdim"] else (self.add("squeeze", x, dims=tuple(dims), hint=op.outs[0].name),)
+        return (x,) if bound["keepdim"] else (self.add("squeeze", x, dims=tuple(dims)),)
 
-    def add(self, name: str, *args: Any, hint: str | None = None, **attrs: Any) -> TensorView:
-        return apply(self.fusion, name, args, attrs, hints=[hint or name])[0]
+    def add(self, name: str, *args: Any, hint: str = "t", **attrs: Any) -> TensorView:
+        return apply(self.fusion, name, args, attrs, hints=[hint])[0]
 
     def accumulate(self, term: TensorView, acc: TensorView, how: str) -> TensorView:
         """The accumulator after this trip: ``term`` combined with it, by the reduction ``how``."""

@@ -146,7 +146,7 @@ class _Meter:
                 torch.add(x, y, out=z)
 
         chain()
-        issue, alone = [], []
+        issue, alone, idle = [], [], []
         for _ in range(self.sizes.rounds):
             self._wait()
             since = time.perf_counter()
@@ -157,11 +157,14 @@ class _Meter:
             torch.add(x, y, out=z)
             self._wait()
             alone.append(time.perf_counter() - since)
+            since = time.perf_counter()
+            self._wait()
+            idle.append(time.perf_counter() - since)
         host = statistics.median(issue)
         if not self.cuda:  # there the host itself computes
             return min(host, 3e-6), 0.0, host
         kernel = self._graphed(chain) / (self.sizes.chain // 2 * 2)
-        return host, max(0.0, statistics.median(alone) - host - kernel), kernel
+        return host, max(0.0, statistics.median(alone) - statistics.median(idle) - host - kernel), kernel
 
     def _graphed(self, chain: Callable[[], None]) -> float:
         """Seconds of the chain when the host does not hold it back."""

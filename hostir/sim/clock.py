@@ -227,18 +227,17 @@ def _kind(m: Move) -> str:
 
 def _path(tasks: Sequence[Task], texts: Texts) -> tuple[Row, ...]:
     """The critical path as rows. A task of several ranks is shown on the one from which the path goes on; what nobody owns is the host's."""
+    chain = critical(tasks)
     found: list[Row] = []
     rank: int | None = None
-    at = 0.0
-    for t in reversed(critical(tasks)):
-        if t.owners:
+    for t in reversed(chain):
+        if t.owners and t.end > t.start:
             lanes, i = next(((lanes, i) for lanes, i in t.owners if lanes.rank == rank), t.owners[0])
             rank = lanes.rank
             found.append(lanes.row(i, t.start, t.end, texts))
-        at = t.start
-    if found and at > 0:
-        first = found[-1]
-        found.append(Row(first.rank, ("host", None), 0.0, at, "the host issues what comes before", {}, "host"))
+    if chain and chain[0].start > 0:
+        where = next((lanes.rank for t in chain for lanes, _ in t.owners), 0) if rank is None else rank
+        found.append(Row(where, ("host", None), 0.0, chain[0].start, "the host issues what comes before", {}, "host"))
     return tuple(reversed(found))
 
 
@@ -262,10 +261,10 @@ class _World(Observer):
         self.tasks.append(Task(cost, links, **more))
         return self.tasks[-1]
 
-    def _message(self, one: tuple[int, Part], other: tuple[int, Part]) -> None:
+    def _message(self, one: tuple[int, Part], other: tuple[int, Part], devices: tuple[int, ...]) -> None:
         (a, send), (b, recv) = one, other
         cost = max(self.costs.of(part.move, (a, b)) for part in (send, recv))
-        task = self._task(cost, self.costs.links(a, b), devices=(a,) if a == b else (a, b), share=self.costs.part(send.move))
+        task = self._task(cost, self.costs.links(a, b), devices=devices, share=self.costs.part(send.move))
         self.lanes[a].work(send.index, task)
         if one != other:
             self.lanes[b].work(recv.index, task)
@@ -275,7 +274,7 @@ class _World(Observer):
         if parts[team[0]].kind == "permute":
             for r in team:
                 to = team[players[r].mine(parts[r].move.to) or 0]
-                self._message((r, parts[r]), (to, parts[to]))
+                self._message((r, parts[r]), (to, parts[to]), (r,))  # one kernel sends and receives: it counts where it sends
             return
         ring = [link for a, b in zip(team, (*team[1:], team[0]), strict=True) for link in self.costs.links(a, b)]
         moves = {id(part.move): part.move for part in parts.values()}.values()
@@ -284,7 +283,8 @@ class _World(Observer):
             self.lanes[r].work(parts[r].index, task)
 
     def paired(self, sender: Player, send: Part, receiver: Player, recv: Part) -> None:
-        self._message((sender.rank, send), (receiver.rank, recv))
+        a, b = sender.rank, receiver.rank
+        self._message((a, send), (b, recv), (a,) if a == b else (a, b))
 
     def ended(self, player: Player, part: Part, after: Callable[[], After]) -> None:
         """Signals take their cost; a wait ends with the first signal that is enough, a call that waits for flags a share after the last."""

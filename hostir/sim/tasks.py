@@ -158,11 +158,10 @@ def run(tasks: Sequence[Task]) -> None:
 
 
 def critical(tasks: Iterable[Task]) -> list[Task]:
-    """The chain of tasks that decides when the last one ends, first to last; tasks that take no time are left out."""
+    """The chain of tasks that decides when the last one ends, first to last: each begins when the one before ends, the first when it may."""
     t: Task | None = max(tasks, key=lambda t: t.end, default=None)
     chain = []
     while t is not None:
-        if t.end > t.start:
-            chain.append(t)
+        chain.append(t)
         t = t.cause
     return chain[::-1]

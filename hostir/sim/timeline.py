@@ -51,7 +51,7 @@ class Row:
         return f"{show_time(self.start):>10} +{show_time(self.seconds):>9}  rank {self.rank} {lane_text(self.lane)}: {self.text}{trip}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Timeline:
     """Times are seconds (in unit cost: statements). ``paths`` holds the rows of one rank of each group of ranks that run alike, ``path``
     what decides the makespan, ``title`` what was simulated."""
@@ -162,7 +162,11 @@ class Timeline:
             lines.append(f"  {rest / self.makespan:>4.0%}  {show_time(rest):>8} in {len(order) - most} other statements")
         return "\n".join(lines)
 
-    __str__ = report
+    def __str__(self) -> str:
+        return self.report()
+
+    def __repr__(self) -> str:
+        return f"<Timeline {self.headline()}>"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: the numbers, and the critical path."""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
+import socket
 import subprocess
 import sys
 import textwrap
+import time
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,3 +102,54 @@ def run_pytest(folder: Path, tests: str, command: Sequence[str] = (sys.executabl
         text = f"{'' if found is None else found.text or ''}\n{printed}"
         outcomes[str(case.get("name"))] = (kind, "" if found is None else found.get("message", ""), text)
     return Session(outcomes, f"{done.stdout}\n{done.stderr}", done.returncode)
+
+
+def _call(payload: bytes, variables: dict[str, str], pipe: Connection) -> None:
+    os.environ.clear()
+    os.environ.update(variables)
+    fn, args = pickle.loads(payload)
+    try:
+        pipe.send(("result", fn(*args)))
+    except BaseException as error:  # noqa: BLE001  the caller looks at it
+        pipe.send(("error", f"{type(error).__name__}: {error}"))
+
+
+def call_in_processes(fn: Callable[..., Any], environments: Sequence[dict[str, str]], *args: Any, seconds: float = 60.0) -> list[tuple[str, Any]]:
+    """``fn(*args)`` in a process for each of the environments, as a launcher would start it, but quickly (forked with torch loaded).
+
+    Each gives ``("result", value)``, ``("error", "Class: text")`` or ``("gone", exit code)``.
+    """
+    from hostir.launch.by_value import dumps_call
+    from hostir.launch.server import start_process, start_server
+
+    start_server()
+    payload = dumps_call(fn, (fn, args))
+    started = [start_process(_call, (payload, environment(**variables)), f"process {i}") for i, variables in enumerate(environments)]
+    out: list[tuple[str, Any]] = []
+    deadline = time.monotonic() + seconds
+    for process, pipe in started:
+        try:
+            out.append(pipe.recv() if pipe.poll(max(deadline - time.monotonic(), 0.0)) else ("gone", "it hangs"))
+        except EOFError:
+            process.join(5.0)
+            out.append(("gone", process.exitcode))
+    for process, pipe in started:
+        process.join(5.0)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        pipe.close()
+    return out
+
+
+def free_port() -> str:
+    """A port that nobody listens at now."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return str(s.getsockname()[1])
+
+
+def torch_variables(num_ranks: int, port: str) -> list[dict[str, str]]:
+    """The variables of torch's launchers for each rank, without a launcher's store: rank 0 hosts it."""
+    shared = {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [shared | {"RANK": str(r), "LOCAL_RANK": str(r)} for r in range(num_ranks)]

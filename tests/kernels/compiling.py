@@ -46,7 +46,7 @@ def compiled(p: Plan, arch: int, folder: Path) -> list[Report]:
 
     found = []
     for s in p.sources:
-        k = jit.compile_for(s, jit.alignment(s, {}), GPUTarget("cuda", arch, 32))
+        k = jit.compile_for(jit.function(s), s, jit.alignment(s, {}), GPUTarget("cuda", arch, 32))
         ptx = folder / "kernel.ptx"
         ptx.write_text(k.asm["ptx"])
         name = f"sm_{arch}a" if arch >= 90 else f"sm_{arch}"

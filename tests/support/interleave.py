@@ -91,16 +91,18 @@ class _Part:
 
 class World:
     """A program on all its ranks. ``loose``: a communication ends when its own data has moved; else when all its members are there.
-    ``serial``: every rank in program order, which is what the program means."""
+    ``serial``: every rank in program order, which is what the program means. ``tagged``: whatever writes, also a copy, marks what it
+    writes as its own, so that no two writes are alike (for the machine ``Free``)."""
 
     def __init__(
         self, p: Program, mesh: Mesh | int | Mapping[str, int] | None = None, *, dims: Mapping[str, int] | None = None,
-        scalars: Mapping[str, int] | None = None, loose: bool = True, serial: bool = False, machine: Machine | None = None,
+        scalars: Mapping[str, int] | None = None, loose: bool = True, serial: bool = False, machine: Machine | None = None, tagged: bool = False,
     ) -> None:  # fmt: skip
         self.program = p
         self.mesh = resolve_mesh(p, mesh)
         self.machine = machine or FreeMachine()
         self.loose = loose
+        self.tagged = tagged
         self.serial = serial or not p.scheduled
         self.nodes: list[Node] = []
         self.parts: dict[int, list[_Part]] = {}
@@ -186,6 +188,10 @@ class World:
         self.nodes.append(n)
         return n
 
+    def into(self, n: Node, out: Array, x: Any) -> None:
+        """Node ``n`` writes ``x``."""
+        out[...] = x ^ np.uint64(hash(n.key[:2]) & 0x7FFFFFFFFFFFFFFF) if self.tagged else x
+
     def saw(self, n: Node, arrays: Sequence[Array]) -> None:
         self._seen[n.number] = self.machine.digest(arrays)
 
@@ -224,7 +230,7 @@ class World:
         if send.ins[0].shape != recv.outs[0].shape or send.step.op.ins[0].type.dtype != recv.step.op.outs[0].type.dtype:
             raise Malformed("a message of another type")
         recv.write.after(send.read)
-        recv.write.run = lambda: recv.outs[0].__setitem__(..., send.data[0])
+        recv.write.run = lambda: self.into(recv.write, recv.outs[0], send.data[0])
         if not self.loose and send.step.peer != send.begin.rank:
             send.write.after(recv.begin)
 
@@ -255,10 +261,7 @@ class World:
 
         def run() -> None:
             x = move([x.data for x in parts])
-            if rows:
-                out[: len(x)] = x
-            else:
-                out[...] = x.reshape(out.shape)
+            self.into(q.write, out[: len(x)] if rows else out, x if rows else x.reshape(out.shape))
 
         return run
 
@@ -283,30 +286,25 @@ class World:
 
     def _execute(self, order: _Order) -> None:
         left = [n.num_before for n in self.nodes]
-        ready = [(order.key(n), n.number) for n in self.nodes if not n.num_before and n.gate is None]
-        gated = [n for n in self.nodes if not n.num_before and n.gate is not None]
+        ready = [(order.key(n), n.number) for n in self.nodes if not n.num_before]
         heapq.heapify(ready)
+        closed: list[Node] = []  # came to a flag that was not set yet
         done = 0
-        while ready or gated:
-            if gated:
-                for n in [n for n in gated if n.gate is not None and n.gate()]:
-                    gated.remove(n)
-                    heapq.heappush(ready, (order.key(n), n.number))
-                if not ready:
-                    break
+        while ready:
             n = self.nodes[heapq.heappop(ready)[1]]
+            if n.gate is not None and not n.gate():
+                closed.append(n)
+                continue
             if n.run is not None:
                 n.run()
             done += 1
-            for m in n.next:
-                left[m.number] -= 1
+            for m in (*closed, *n.next):
+                left[m.number] -= m not in closed
                 if not left[m.number]:
-                    if m.gate is not None:
-                        gated.append(m)
-                    else:
-                        heapq.heappush(ready, (order.key(m), m.number))
+                    heapq.heappush(ready, (order.key(m), m.number))
+            closed.clear()
         if done < len(self.nodes):
-            stuck = next(n for n in self.nodes if left[n.number] > 0 or n in gated)
+            stuck = next(n for n in self.nodes if left[n.number] > 0 or n in closed)
             raise Stuck(f"{len(self.nodes) - done} actions never run, {stuck} among them")
 
     # ---- by definition
@@ -430,7 +428,7 @@ class _Rank:
 
         def run_write() -> None:
             for o, x in zip(outs, held, strict=True):
-                o[...] = x
+                world.into(write, o, x)
 
         if s.awaits is not None:
             flags = world.view(rank, step.reads[num])
@@ -474,7 +472,7 @@ class _Rank:
         read.run = run_read
         read.reads, write.writes = world.bits(rank, step.reads), world.bits(rank, step.writes)
         if c.kind == "copy":
-            write.run = lambda: part.outs[0].__setitem__(..., part.data[0])
+            write.run = lambda: world.into(write, part.outs[0], part.data[0])
         else:
             world.parts[rank].append(part)
         self._ended(c, lane, write)

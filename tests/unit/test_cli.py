@@ -113,11 +113,71 @@ def test_run_without_its_script_is_wrong_use(tmp_path: Path, capsys: pytest.Capt
     assert "there is no script" in capsys.readouterr().err
 
 
-def test_demo_checks_itself_and_tells_machines(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code("demo", "-n", "2", "--transport", "threads", "--json") == 0
+def test_demo_checks_itself_and_tells_machines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("demo", "-n", "2", "--transport", "threads", "--json", "--out", str(tmp_path / "out")) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["fine"] is True
     assert {row["rank"] for row in report["results"]} == {0, 1}
+    assert report["overlap"].keys() == {"overlapped", "in order"}
+    assert all(0 <= m["exposed_ms"] <= m["communication_ms"] and m["ms"] > 0 for m in report["overlap"].values())
+    assert {(row["executor"], row["mode"]) for row in report["host_sum"]} >= {("ExprEval", "checked"), ("ExprEval", "compiled")}
+    assert all(row["exact"] or row["refusal"] for row in report["host_sum"])
+    assert all(row["exact"] for row in report["host_sum"] if row["executor"] == "ExprEval")
+    trace = json.loads(Path(report["files"]["trace"]).read_text())["traceEvents"]
+    assert Path(report["files"]["trace"]).parent == tmp_path / "out"
+    named = {row["args"]["name"] for row in trace if row["name"] == "process_name"}
+    assert named == {f"{schedule}, rank {rank}" for schedule in ("overlapped", "in order") for rank in range(2)}
+
+
+SIMULATED = """unit @double(%a: f32[n]) {
+  %t = add(%a, %a)
+  return %t
+}
+program @rows(%x: f32[n]) mesh(dp, tp) {
+  %y = alloc f32[n]
+  %y <- @double(%x)
+  %y <- allreduce(%y) over tp
+  return %y
+}
+"""
+
+
+def test_simulate_tells_people_and_machines_and_writes_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "rows.hir"
+    file.write_text(SIMULATED)
+    sizes = (str(file), "--mesh", "2x4", "--dim", "n=1000000")
+    assert exit_code("simulate", *sizes, "--trace", str(tmp_path / "t.json")) == 0
+    text = capsys.readouterr().out
+    assert "@rows on h200, ranks 0 .. 7" in text
+    assert "the critical path:" in text
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert exit_code("simulate", str(file), "--mesh", "dp=2,tp=4", "--dim", "n=1000000", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["num_ranks"] == 8
+    assert exit_code("simulate", *sizes, "--machine", "h100", "--overlap", "off", "--quiet") == 0
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--mesh", "2x2x2", "--dim", "n=4"), "the mesh 2x2x2 has 3 axes"),
+        (("--mesh", "2x2",), "the size n has no value"),
+        (("--dim", "n=4",), "the size of mesh axis 'dp' is not known"),
+        (("--mesh", "2x2", "--dim", "n=4", "--machine", "abacus"), "there is no machine 'abacus'"),
+    ],
+)  # fmt: skip
+def test_simulate_says_what_is_missing(arguments: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rows.hir").write_text(SIMULATED)
+    assert exit_code("simulate", str(tmp_path / "rows.hir"), *arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_simulate_does_not_write_where_it_cannot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rows.hir").write_text(SIMULATED)
+    where = str(tmp_path / "missing" / "t.json")
+    assert exit_code("simulate", str(tmp_path / "rows.hir"), "--mesh", "2x2", "--dim", "n=4", "--trace", where) == 2
+    assert "t.json" in capsys.readouterr().err
 
 
 def test_python_m_hostir_is_the_command() -> None:

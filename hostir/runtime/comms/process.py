@@ -394,12 +394,16 @@ class ProcessComms:
             return
         try:
             self._board.post("closed", "")
-            patience = min(self.timeout, _PART)
-            everyone = range(self.size)
-            gone = self._board.poll(
-                lambda: self._board.failure() is not None or all(self._board.read("closed", r) is not None for r in everyone), patience
-            )
-            if not gone or self._board.failure() is not None:
+            others = [r for r in range(self.size) if r != self.rank]
+
+            def closed() -> list[int]:
+                return [r for r in others if self._board.read("closed", r) is not None]
+
+            def is_over() -> bool:
+                return self._board.failure() is not None or len(gone := closed()) + len(self._board.dead(sorted({*others} - {*gone}))) == len(others)
+
+            self._board.poll(is_over, min(self.timeout, _PART))
+            if self._board.failure() is not None or len(closed()) < len(others):
                 self._break(PeerError("this world is closed", rank=self.rank))
         except RuntimeError:  # the store's host has left already
             self._break(PeerError("this world is closed", rank=self.rank))

@@ -2,7 +2,7 @@
 
 This is the one file that knows ``torch.distributed._symmetric_memory`` (its memory, not its barriers, which need a multiprocessor).
 A flag is written and awaited by the GPU's front end (``cuStreamWriteValue32``, ``cuStreamWaitValue32``): no kernel, no host. The driver
-library is called directly, so nothing has to be installed.
+library is called directly, so nothing has to be installed; where it refuses these operations, one-thread kernels do the same.
 
 Between ranks that share one GPU a plain copy would run on the multiprocessors and slow the kernels beside it. A copy of rows with gaps
 between them goes to a copy engine instead; so a large tensor is copied as its even and its odd rows.
@@ -11,6 +11,7 @@ between them goes to a copy engine instead; so a large tensor is copied as its e
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -100,6 +101,7 @@ class CudaFabric:
         self._size = size
         self._shared_gpu = shared_gpu
         self._driver = Driver()
+        self._kernels = os.environ.get("HOSTIR_SYMM_FLAGS") == "kernels" or not self._has_memory_operations()
         self._kept: list[Any] = []
         self._awaited: dict[int, int] = {}
         self._private = torch.cuda.Stream(device)
@@ -124,14 +126,34 @@ class CudaFabric:
         self._kept += [own, handle]
         return [handle.get_buffer(r, (num_bytes,), torch.uint8) for r in range(self._size)]
 
+    def _has_memory_operations(self) -> bool:
+        flag = torch.zeros(1, dtype=torch.int32, device=self.device)
+        stream = _raw_stream(self.device.index)
+        try:
+            self._driver.write(stream, flag.data_ptr(), 1)
+            self._driver.wait(stream, flag.data_ptr(), 1)
+        except HostIrError:
+            return False
+        return True
+
     def write(self, address: int, value: int) -> None:
-        self._driver.write(_raw_stream(self.device.index), address, value)
+        if self._kernels:
+            from hostir.kernels.flags import write_flag
+
+            write_flag(address, value)
+        else:
+            self._driver.write(_raw_stream(self.device.index), address, value)
 
     def wait(self, address: int, value: int, where: Callable[[], str]) -> None:
         self._awaited[address] = value
         stream = _raw_stream(self.device.index)
         self.waiting.add(stream)
-        self._driver.wait(stream, address, value)
+        if self._kernels:
+            from hostir.kernels.flags import await_flag
+
+            await_flag(address, value)
+        else:
+            self._driver.wait(stream, address, value)
 
     def copier(self, out: torch.Tensor, x: torch.Tensor) -> Callable[[], object]:
         halves = self._rows(out, x)
@@ -170,5 +192,6 @@ class CudaFabric:
     def release(self) -> None:
         """Let every wait that is under way end, from any thread: the world has failed, and what follows on the streams is not looked at."""
         torch.cuda.set_device(self.device)
-        for address, value in list(self._awaited.items()):
-            self._driver.write(self._private.cuda_stream, address, value)
+        with torch.cuda.stream(self._private):
+            for address, value in list(self._awaited.items()):
+                self.write(address, value)

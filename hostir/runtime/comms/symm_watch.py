@@ -7,6 +7,7 @@ or the end of the world, raises the reason.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -68,7 +69,8 @@ class Watch:
             if not heard:
                 if comms.num_waits == seen and not marks:
                     continue
-                comms.failed_elsewhere(comms.last_call())
+                with contextlib.suppress(RuntimeError):  # the store's host has left: the end is near, and says so itself
+                    comms.failed_elsewhere(comms.last_call())
             if all(mark.query() for mark in marks):
                 marks, since = [], time.monotonic()
                 if comms.num_waits != seen:
@@ -79,8 +81,7 @@ class Watch:
             if comms.broken is not None:
                 if not heard:
                     comms.remember(comms.broken)
-                self._fabric.release()
-                return
+                self._fabric.release()  # again and again: the host may queue more before it hears
 
     def _mark(self, stream: int) -> torch.cuda.Event:
         """An event that is over when ``stream`` has done all that it has been given so far."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import torch
 
 import hostir as hir
 from hostir import errors
@@ -105,12 +106,25 @@ def test_the_lists_of_words_are_complete() -> None:
     assert first_cells("Checks") == re.findall(r"\w+", kinds[1])
 
 
-def test_what_the_page_calls_planned_does_not_run_yet() -> None:
-    """Each is checked here, so that whoever builds one of them finds the word to take out."""
-    assert TEXT.lower().count("*planned*") == 5  # how it is marked; awaits; signal; wait; reduce="ordered"
-    with hir.Program("flags", mesh=hir.Mesh(1)) as p:
-        flag = p.zeros((), "i32", memory="symmetric")
-        p.signal(flag, to=0, value=1)
-        p.wait(flag, value=1)
-    with pytest.raises(hir.VerifyError, match="which only the transport symm has"):
-        hir.compile(p, mode="checked")()
+def test_what_the_page_calls_planned_is_counted() -> None:
+    """Who builds one of them takes the word out, here and there."""
+    assert TEXT.lower().count("*planned*") == 3  # how it is marked; awaits; reduce="ordered"
+
+
+def test_what_needs_the_transport_symm_is_refused_by_others() -> None:
+    def main(world: Any) -> str:
+        with hir.Program("put", mesh=world.mesh("tp")) as p:
+            x = p.input("x", (4,), torch.float32)
+            flag = p.empty((), torch.int32, memory="symmetric", name="flag")
+            box = p.empty((4,), torch.float32, memory="symmetric", name="box")
+            p.copy(x, out=box.peer(1 - p.rank()))
+            p.signal(flag, to=1 - p.rank(), value=1)
+            p.wait(flag, value=1)
+            p.output(p.add(box, 0))
+        assert hir.parse(str(p)) == p
+        with pytest.raises(hir.HostIrError) as caught:
+            hir.compile(p)(torch.ones(4))
+        return caught.value.message
+
+    messages = hir.launch.spawn(main, 2, transport="threads", device="cpu")
+    assert messages == ["peers' memory is addressed with the transport symm only"] * 2
