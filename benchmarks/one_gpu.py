@@ -3,7 +3,7 @@
 For each world and size: T, the program as compiled; T_serial, the same with overlap="off"; G, the GEMM alone on gathered rows; C, the
 communication alone; T* = max(G, C + G/d). hidden = 1 - (T - G) / (T_serial - G). torch's own symm_mem.fused_all_gather_matmul runs beside.
 
-    python benchmarks/one_gpu.py [--ranks 2 4] [--rounds 30]
+    python benchmarks/one_gpu.py [--ranks 2 4] [--rounds 30] [--copies plain | engine]
 
 All versions run in turn, every rank at once, behind a barrier on the GPU; a time is the slowest rank's median. Results are checked
 against fp32. One table and one JSON line for each row.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -33,7 +34,7 @@ K = 4096
 N_LOCAL = 4096
 CHUNKS = 4
 SETS = 2  # of tensors, in turn: the L2 cache does not serve them
-LEAD = 1_000_000  # cycles that the GPU sleeps first, while the host queues the run
+LEAD = 4_000_000  # cycles that the GPU sleeps first, while the host queues the run
 
 
 def ring_only(mesh: Mesh, m: int) -> hir.Program:
@@ -85,7 +86,7 @@ def host_us(run: Callable[[int], object], world: World) -> float:
     """Microseconds of the host for one call, in a queue that the GPU has not begun."""
     torch.cuda.synchronize()
     world.comms.issue(CommCall("barrier", tuple(range(world.size)), agreed=True)).wait()
-    torch.cuda._sleep(20 * LEAD)
+    torch.cuda._sleep(8 * LEAD)
     begin = time.perf_counter()
     for i in range(10):
         run(i % SETS)
@@ -194,12 +195,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="AG+GEMM on ranks that share one GPU")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--copies", choices=("plain", "engine"), default="plain", help="how large tensors move (default: %(default)s)")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("needs a GPU")
         return 1
-    print(f"torch {torch.__version__}, Python {sys.version.split()[0]}, {torch.cuda.get_device_name()}, K {K}, N_local {N_LOCAL}, bf16; µs")
+    print(f"torch {torch.__version__}, Python {sys.version.split()[0]}, {torch.cuda.get_device_name()}")
+    print(f"K {K}, N_local {N_LOCAL}, bf16, copies: {options.copies}; µs")
+    os.environ["HOSTIR_SYMM_COPIES"] = options.copies
     right = True
     for d in options.ranks:
         right &= report(d, hir.launch.spawn(rank_main, d, one_gpu=True, args=(options.sizes, options.rounds)))

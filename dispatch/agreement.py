@@ -96,6 +96,7 @@ def _news(what: str) -> Iterator[None]:
     finally:
         ended.set()
         teller.cancel()
+        teller.join()
 
 
 def _in_one_line(e: InputError) -> str:

@@ -13,7 +13,7 @@ from hostir.dispatch.dispatch import ExecutorDispatch
 from hostir.dispatch.protocol import Executor, Ids
 from hostir.errors import InputError
 from hostir.graph.fusion import Fusion, TensorView
-from hostir.passes.reshard import local_type
+from hostir.passes.sizes import local_type
 from hostir.types import Sym
 
 MAX_IDS: Final = 100

@@ -28,10 +28,11 @@ from hostir.dispatch.lanes import Lanes
 from hostir.dispatch.profiled import NO_PROBE, Nodes, Probe
 from hostir.dispatch.segments import Segments
 from hostir.dispatch.symmetric import SymmetricBuffers
-from hostir.errors import HostIrError
+from hostir.errors import HostIrError, VerifyError
 from hostir.ir.nodes import Alloc, Call, Comm, Event, Free, Group, Index, Program, Sync, ViewOp
 from hostir.ir.show import statement_text
 from hostir.ir.walk import Instance, Scope
+from hostir.runtime.comms.alone import Alone
 from hostir.runtime.comms.protocol import CommCall, Comms
 from hostir.torch_types import to_torch
 from hostir.types import Epoch, Expr, Leaf, Var, leaves, source
@@ -67,6 +68,7 @@ class CompiledProgram:
         self._codes: dict[bool, Code] = {}
         self._sets: OrderedDict[tuple[int, ...], Bound] = OrderedDict()
         self._guard = torch.inference_mode()
+        self._alone = None if comms is None or len(scope.mesh.layout) == 1 else Alone(comms, scope.mesh.layout)
         self.bound: Callable[[], Bound | None] = lambda: None  # the set of the last run
         self._given_ids: tuple[int, ...] = ()
         self.probe = NO_PROBE
@@ -152,7 +154,11 @@ class CompiledProgram:
         """Run the generated function. Errors leave with their statement, after the other ranks have heard of them."""
         with self._guard:
             try:
-                bound.function(*fresh, *scalars, epoch)
+                if self._alone is None:
+                    bound.function(*fresh, *scalars, epoch)
+                else:
+                    with self._alone:
+                        bound.function(*fresh, *scalars, epoch)
             except BaseException as e:
                 self.lanes.restore()
                 self._failed(e)
@@ -235,7 +241,8 @@ class CompiledProgram:
         if isinstance(e, HostIrError):
             e.with_context(program=self.program.name, statement=text, loc=where, rank=self._rank)
         elif not isinstance(e, (KeyboardInterrupt, SystemExit)):
-            e.add_note(f"in program @{self.program.name}, statement `{text}`\n  at: {where}\n  rank: {self._rank}")
+            trip = "".join(f", {k} = {v}" for k, v in action.step.indices.items())
+            e.add_note(f"in program @{self.program.name}, statement `{text}`\n  at: {where}\n  rank: {self._rank}{trip}")
 
 
 class _Writer:
@@ -449,7 +456,7 @@ class _Writer:
     def _communicate(self, position: int, action: Action) -> None:
         comms = self.owner._comms
         if comms is None:
-            raise HostIrError("a communication, and no other ranks", cure="run under hir.launch.init() or hir.launch.spawn")
+            raise VerifyError("a communication, and no other ranks", cure="run under hir.launch.init() or hir.launch.spawn")
         group = isinstance(action.step.op, Group)
         parts = action.parts if group else (action,)
         calls = [self._comm_call(f"{position}_{i}", position, a) for i, a in enumerate(parts)]

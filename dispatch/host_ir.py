@@ -57,9 +57,11 @@ class HostIrExecutor(Executor):
         outputs: str = "fresh",
         overlap: str = "auto",
         dims: Mapping[str, int] | None = None,
+        reduce: str = "default",
     ) -> None:
         super().__init__(ids)
         self._dims = dict(dims or {})
+        self._reduce = reduce
         self.mode = mode
         self._given_mesh = mesh
         self._wanted_device = None if device is None else torch.device(device)
@@ -134,6 +136,8 @@ class HostIrExecutor(Executor):
             raise InputError(f"rank {rank} is no member of the program's mesh", program=p.name, expected=f"one of {list(mesh.layout)}", rank=rank)
         outputs = all_or_none(outputs, len(p.results), f"the program @{p.name}")
         comms = world.comms if world is not None else None
+        if self._reduce == "ordered" and comms is not None and comms.name == "nccl":
+            raise InputError("NCCL reduces in an order of its own", program=p.name, cure='reduce="default", or another transport')
         several = comms is not None and len(mesh.layout) > 1
         try:
             binding = bind(p, args, mesh, rank, self._device(world))
@@ -321,7 +325,8 @@ def compile(
     """Verify and prepare a program or a sharded fusion; the result is called with the input tensors.
 
     ``mesh`` binds the program's axes (default: the world entered in this thread); ``device`` is needed only to explain before the
-    first run. Compiling is local; ranks compare what they compiled at the first run.
+    first run. ``reduce="ordered"`` asks for reductions in rank order with fp32 accumulation, which every transport but nccl gives
+    anyway. Compiling is local; ranks compare what they compiled at the first run.
     """
     for name, value, allowed in (
         ("mode", mode, MODES),
@@ -331,12 +336,19 @@ def compile(
     ):
         if value not in allowed:
             raise InputError(f"{name} is not one of the choices", expected=", ".join(allowed), got=value)
+    if plan != "auto" and isinstance(program, Program):
+        raise InputError("plan chooses how a sharded fusion is lowered, and this is a program already", program=program.name, got=plan)
     if not isinstance(program, (Program, Fusion)):
         raise InputError("compile takes a Program or a Fusion", got=type(program).__name__)
     if mesh is not None and not isinstance(mesh, Mesh):
         raise InputError("mesh is a hir.Mesh", got=type(mesh).__name__, cure="hir.Mesh.from_torch(device_mesh)")
-    ex = HostIrExecutor(mesh=mesh, mode=mode, device=device, dispatch=dispatch, outputs=outputs, overlap=overlap, dims=dims)
-    if mesh is not None and isinstance(program, Program):
+    options = {"mode": mode, "dispatch": dispatch, "outputs": outputs, "overlap": overlap, "dims": dims, "reduce": reduce}
+    if isinstance(program, Fusion):
+        from hostir.dispatch.sharded import lowered
+
+        return lowered(program, mesh, plan, device, options)
+    ex = HostIrExecutor(mesh=mesh, device=device, **options)  # type: ignore[arg-type]
+    if mesh is not None:
         resolve_names(program, mesh)
     ex.compile(program)
     return ex

@@ -8,7 +8,7 @@ modes are judged against this one, bit for bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
@@ -44,6 +44,7 @@ from hostir.ir.nodes import (
 from hostir.ir.regions import Written, overlap
 from hostir.ir.show import statement_text
 from hostir.ir.walk import Instance, Lane, Region, Scope, Step, Walker
+from hostir.runtime.comms.alone import Alone
 from hostir.runtime.comms.protocol import CommCall, Comms, Work
 from hostir.torch_types import to_torch
 from hostir.types import Operand
@@ -136,6 +137,10 @@ class Interpreter:
 
     def run(self) -> None:
         """Execute every statement; on exit, also on error, nothing is left under way."""
+        with nullcontext() if self.comms is None or len(self.scope.mesh.layout) == 1 else Alone(self.comms, self.scope.mesh.layout):
+            self._all()
+
+    def _all(self) -> None:
         step: Step | None = None
         try:
             if self.symmetric is not None:

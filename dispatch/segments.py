@@ -10,7 +10,7 @@ import torch
 
 from hostir.dispatch.dispatch import ExecutorDispatch
 from hostir.dispatch.protocol import Executor, Ids
-from hostir.errors import HostIrError
+from hostir.errors import HostIrError, UnsupportedError
 from hostir.graph.fusion import Fusion, TensorView
 from hostir.ir.nodes import Call, Program, Unit, every
 from hostir.ir.show import statement_text
@@ -44,6 +44,11 @@ class Segments:
     def add(self, p: Program) -> None:
         """Choose an executor for every unit of ``p`` that has none yet, and compile it where its sizes are known."""
         for s in every(p.body):
+            if isinstance(s, Call) and s.awaits is not None:
+                raise UnsupportedError(
+                    "no executor waits for the flags of a call yet", program=p.name, statement=statement_text(p, s), loc=s.loc,
+                    cure="wait for each flag with p.wait before the call",
+                )  # fmt: skip
             if isinstance(s, Call) and id(s.unit) not in self._by_unit:
                 try:
                     ex = self._dispatch.make(s.unit.fusion, ids=Ids(group=len(self._by_unit)), device=self._device)

@@ -81,7 +81,7 @@ class SymmetricBuffers:
             self.window = comms.symmetric(self._ranks, size, f"the program @{p.name}")
             here = self.window.here
             self._comms = comms
-            weakref.finalize(self, comms.leave, self.window)
+            weakref.finalize(self, comms.leave, self.window).atexit = False
         self.rank = self._ranks[here]
         self._barrier = CommCall("barrier", self._ranks, where=lambda: f"@{p.name}: all ranks are at its start", agreed=True)
 
@@ -141,7 +141,7 @@ class _Alone:
         if device.type == "cuda":
             from hostir.runtime.comms.symm_shim import CudaFabric
 
-            self._fabric = CudaFabric(device, 1, shared_gpu=False)
+            self._fabric = CudaFabric(device, 1)
         else:
             from hostir.runtime.comms.symm_host import HostFabric
 

@@ -46,7 +46,9 @@ _PUBLIC: Final[Mapping[str, str]] = {
     "same": "hostir.types:same",
     # meshes and tensor graphs
     "Fusion": "hostir.graph.fusion:Fusion",
+    "HostLoop": "hostir.graph.sharding:HostLoop",
     "Mesh": "hostir.mesh:Mesh",
+    "MeshAxis": "hostir.graph.sharding:MeshAxis",
     "Partial": "hostir.graph.sharding:Partial",
     "Replicate": "hostir.graph.sharding:Replicate",
     "Shard": "hostir.graph.sharding:Shard",
@@ -54,6 +56,9 @@ _PUBLIC: Final[Mapping[str, str]] = {
     "spec": "hostir.trace:spec",
     "trace": "hostir.trace:trace",
     "unit": "hostir.trace:unit",
+    "lower": "hostir.passes.pipeline:lower",
+    "propagate": "hostir.passes.pipeline:propagate",
+    "segments": "hostir.passes.pipeline:segments",
     # programs
     "Program": "hostir.build:Program",
     "parse": "hostir.build:parse",
@@ -93,12 +98,17 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from hostir.errors import VerifyError as VerifyError
     from hostir.graph import ops as ops
     from hostir.graph.fusion import Fusion as Fusion
+    from hostir.graph.sharding import HostLoop as HostLoop
+    from hostir.graph.sharding import MeshAxis as MeshAxis
     from hostir.graph.sharding import Partial as Partial
     from hostir.graph.sharding import Replicate as Replicate
     from hostir.graph.sharding import Shard as Shard
     from hostir.ir.verify import verify as verify
     from hostir.ir.walk import walk as walk
     from hostir.mesh import Mesh as Mesh
+    from hostir.passes.pipeline import lower as lower
+    from hostir.passes.pipeline import propagate as propagate
+    from hostir.passes.pipeline import segments as segments
     from hostir.runtime.profile import profile as profile
     from hostir.sim.machine import Machine as Machine
     from hostir.sim.simulate import simulate as simulate
@@ -141,10 +151,12 @@ __all__ = [
     "DeviceMemoryError",
     "Fusion",
     "HostIrError",
+    "HostLoop",
     "Ids",
     "InputError",
     "Machine",
     "Mesh",
+    "MeshAxis",
     "MixedFusionError",
     "NotCompiledError",
     "ParseError",
@@ -161,12 +173,15 @@ __all__ = [
     "VerifyError",
     "compile",
     "launch",
+    "lower",
     "max",
     "min",
     "ops",
     "parse",
     "profile",
+    "propagate",
     "same",
+    "segments",
     "simulate",
     "spec",
     "sym",

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 from hostir.kernels.layout import Arrange, Cut, Reshape, Step
-from hostir.kernels.lower import Lowering, Sizes
+from hostir.kernels.lower import Lowering, Sizes, fast
 from hostir.kernels.nodes import BOOL, I64, Node, Number, Pick, Position, register
 from hostir.types import DType, TensorType
 
@@ -147,10 +147,17 @@ def _softmax(low: Lowering, result: TensorType, x: Node, dim: int, dtype: DType 
     held = register(result.dtype)
     x = low.cast(x, result.dtype)
     dims = [dim] if x.shape else []
-    top, total = low.reduce("softmax", [x], dims, True, [held, held])
+    exp = fast("hd.exp(x - top)") if result.dtype.itemsize == 2 else "hd.exp(x - top)"
+    if not low.holds(_count(x, dims), dim == len(x.shape) - 1):
+        top, total = low.reduce("softmax", [x], dims, True, [held, held])  # one pass over rows that are read again
+        power = low.point(exp, held, x=x, top=top)
+    else:
+        (top,) = low.reduce("amax", [low.point("x", held, x=x)], dims, True, [held])
+        power = low.point(exp, held, x=x, top=top)
+        (total,) = low.reduce("sum", [power], dims, True, [held])
     if log:
         return low.point("x - top - hd.log(total)", held, x=x, top=top, total=total)
-    return low.point("hd.div(hd.exp(x - top), total)", held, x=x, top=top, total=total)
+    return low.point("x * y", held, x=power, y=low.point("hd.div(1.0, total)", held, total=total))
 
 
 def _log_softmax(low: Lowering, result: TensorType, **rest: Any) -> Node:

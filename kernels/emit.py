@@ -75,7 +75,7 @@ class Writer(Unfold):
                 return self.name_of(converted(text, v.dtype, register(v.dtype)))
             case Folded():
                 position = FOLDS[v.fold.kind].parts[v.index]
-                have = state_types(v.fold.kind, self.fold_type(v.fold))[position]
+                have = state_types(v.fold.of)[position]
                 return self.name_of(converted(self.folded[v.fold][position], have, register(v.dtype)))
             case State():
                 return self.folded[v.fold][v.index]

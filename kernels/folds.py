@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from hostir.kernels.nodes import I32, I64
+from hostir.kernels.nodes import I32, I64, Reduce, register
 from hostir.types import DType
 
 
@@ -21,9 +21,10 @@ class Fold:
     """One kind. In the texts ``T`` is the element's type (``LOWEST`` and ``HIGHEST`` its bounds), ``x`` (and ``place``) the operands, ``m`` the mask
     of lanes that exist, ``s0, s1, …`` the state, ``SHAPE`` the tile and ``axis`` the axis that goes.
 
-    ``types``: the state's types, of elements (T) and positions (I, i64). ``start``: the state of nothing. ``single``: the state of one
+    ``types``: the state's types, of elements (T) and positions (I). ``start``: the state of nothing. ``single``: the state of one
     element (lanes outside the mask: of nothing).
-    ``join``: the state after one more element. ``collapse``: one state from all lanes. ``parts``: which of the state the values are.
+    ``join``: the state after one more element. ``tile``: the collapsed state of ``N`` elements in one tile, where that is more than
+    collapsing their states. ``collapse``: one state from all lanes. ``parts``: which of the state the values are.
     ``one``: the values over exactly one element. ``ordered``: elements must be visited in their order. ``empty``: has a value over nothing.
     """
 
@@ -36,6 +37,7 @@ class Fold:
     one: tuple[str, ...]
     ordered: bool = False
     empty: bool = True
+    tile: str = ""
 
 
 def _plain(start: str, join: str, collapse: str, empty: bool = True) -> Fold:
@@ -79,6 +81,7 @@ FOLDS: Final[Mapping[str, Fold]] = MappingProxyType(
             "hd.moments(s0, s1, s2, axis)",
             (0, 1),
             ("x", "(x - x) * (x - x)"),
+            tile="hd.moments_of(x, m, N, axis)",
         ),
         # largest element, sum of exp(element - largest)
         "softmax": Fold(
@@ -94,9 +97,17 @@ FOLDS: Final[Mapping[str, Fold]] = MappingProxyType(
 )
 
 
-def state_types(kind: str, held: DType) -> tuple[DType, ...]:
-    """The dtypes of a fold's state over elements held as ``held``."""
-    return tuple(held if t == "T" else I64 for t in FOLDS[kind].types)
+def state_types(of: Reduce) -> tuple[DType, ...]:
+    """The dtypes of a reduction's state."""
+    if of.merge:
+        return tuple(x.dtype for x in of.operands)
+    held = fold_type(register(of.operands[0].dtype))
+    return tuple(held if t == "T" else place_type(of) for t in FOLDS[of.kind].types)
+
+
+def place_type(of: Reduce) -> DType:
+    """The dtype of positions in the fold."""
+    return I32 if of.count < 2**31 else I64
 
 
 def fold_type(d: DType) -> DType:

@@ -29,11 +29,13 @@ if INTERPRETED:
         atan,
         atan2,
         exp,
+        exp_fast,
         expm1,
         fmod_float,
         log1p,
         pow_float,
         prod,
+        reciprocal_fast,
         rint,
         scalar,
         sum_both,
@@ -50,11 +52,13 @@ else:
         atan,
         atan2,
         exp,
+        exp_fast,
         expm1,
         fmod_float,
         log1p,
         pow_float,
         prod,
+        reciprocal_fast,
         rint,
         scalar,
         sum_both,
@@ -72,13 +76,19 @@ else:
 @device
 def maximum(x: tl.tensor, y: tl.tensor) -> tl.tensor:
     """NaN if either is."""
-    return tl.where((x > y) | (x != x), x, y)
+    if x.dtype == tl.float32:
+        return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        return tl.where((x > y) | (x != x), x, y)
 
 
 @device
 def minimum(x: tl.tensor, y: tl.tensor) -> tl.tensor:
     """NaN if either is."""
-    return tl.where((x < y) | (x != x), x, y)
+    if x.dtype == tl.float32:
+        return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        return tl.where((x < y) | (x != x), x, y)
 
 
 @device
@@ -241,10 +251,35 @@ def pow(x: tl.tensor, y: tl.tensor) -> tl.tensor:
 
 @device
 def gelu(x: tl.tensor, approximate: tl.tensor) -> tl.tensor:
-    if approximate == "tanh":
-        return 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    if approximate == "tanh":  # (1 + tanh(u)) / 2 is the logistic function of 2 u
+        return x * sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
     else:
         return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+
+
+# ------------------------------------------------------------------------- for results of 16 bits: a few instructions each
+
+
+@device
+def sigmoid_fast(x: tl.tensor) -> tl.tensor:
+    return reciprocal_fast(1.0 + exp_fast(-x))
+
+
+@device
+def div_fast(x: tl.tensor, y: tl.tensor) -> tl.tensor:
+    return x / y
+
+
+@device
+def gelu_fast(x: tl.tensor, approximate: tl.tensor) -> tl.tensor:
+    if approximate == "tanh":
+        return x * sigmoid_fast(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    else:
+        # The upper tail of the normal distribution as a polynomial in 1 / (1 + p |x|) times exp(-x^2 / 2), off by at most 1e-7.
+        t = reciprocal_fast(1.0 + 0.23164190 * tl.abs(x))
+        poly = t * (0.12741479 + t * (-0.14224837 + t * (0.71070687 + t * (-0.72657601 + t * 0.53070271))))
+        tail = poly * exp_fast(-0.5 * x * x)
+        return x * tl.where(x < 0, tail, 1.0 - tail)
 
 
 # ------------------------------------------------------------------------------------------------------------------- folds
@@ -275,6 +310,16 @@ def moments(mean: tl.tensor, m2: tl.tensor, count: tl.tensor, axis: tl.tensor) -
 
 
 @device
+def moments_of(x: tl.tensor, m: tl.tensor, n: tl.tensor, axis: tl.tensor) -> tl.tensor:
+    """Mean and squared distances of the ``n`` elements of a tile, in two passes over registers; see ``moments`` for the correction."""
+    middle = div(sum(tl.where(m, x, 0.0), axis), n)
+    off = tl.where(m, x - middle, 0.0)
+    left, squares = sum_both(off, off * off, axis)
+    shift = div(left, n)
+    return middle + shift, squares - left * shift, n
+
+
+@device
 def softmax_join(top: tl.tensor, total: tl.tensor, x: tl.tensor, m: tl.tensor) -> tl.tensor:
     new = maximum(top, x)
     nothing = new == float("-inf")
@@ -301,17 +346,26 @@ def later_min(best: tl.tensor, at: tl.tensor, x: tl.tensor, place: tl.tensor, m:
 
 
 @device
+def _where_hit(hit: tl.tensor, at: tl.tensor) -> tl.tensor:
+    """Positions that count, others behind all."""
+    if at.dtype == tl.int32:
+        return tl.where(hit, at, 2147483647)
+    else:
+        return tl.where(hit, at, 9223372036854775807)
+
+
+@device
 def first_max(best: tl.tensor, at: tl.tensor, axis: tl.tensor) -> tl.tensor:
     top = amax(best, axis)
     hit = ((best == top) | (best != best)) & (at >= 0)
-    return top, amin(tl.where(hit, at, 9223372036854775807), axis)
+    return top, amin(_where_hit(hit, at), axis)
 
 
 @device
 def first_min(best: tl.tensor, at: tl.tensor, axis: tl.tensor) -> tl.tensor:
     top = amin(best, axis)
     hit = ((best == top) | (best != best)) & (at >= 0)
-    return top, amin(tl.where(hit, at, 9223372036854775807), axis)
+    return top, amin(_where_hit(hit, at), axis)
 
 
 __all__ = [
@@ -326,7 +380,9 @@ __all__ = [
     "clamp",
     "device",
     "div",
+    "div_fast",
     "exp",
+    "exp_fast",
     "expm1",
     "first_max",
     "first_min",
@@ -335,6 +391,7 @@ __all__ = [
     "fmod",
     "fmod_float",
     "gelu",
+    "gelu_fast",
     "isfinite",
     "later_max",
     "later_min",
@@ -344,9 +401,11 @@ __all__ = [
     "minimum",
     "moments",
     "moments_join",
+    "moments_of",
     "pow",
     "pow_float",
     "prod",
+    "reciprocal_fast",
     "relu",
     "remainder",
     "rint",
@@ -354,6 +413,7 @@ __all__ = [
     "rsqrt",
     "scalar",
     "sigmoid",
+    "sigmoid_fast",
     "sign",
     "softmax",
     "softmax_join",

@@ -25,6 +25,8 @@ def _elementwise(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 exp = _elementwise(np.exp)
+exp_fast = exp
+reciprocal_fast = _elementwise(np.reciprocal)
 expm1 = _elementwise(np.expm1)
 log1p = _elementwise(np.log1p)
 tan = _elementwise(np.tan)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -33,12 +34,15 @@ def broadcast(*shapes: Sizes) -> Sizes:
 
 
 class Lowering:
-    """Builds the values of one fusion. ``env`` gives the numbers of symbols and of the scalars that sizes depend on."""
+    """Builds the values of one fusion. ``env`` gives the numbers of symbols and of the scalars that sizes depend on; ``holds(n, last)`` says
+    whether rows of ``n`` elements, along the last dims or others, stay in registers."""
 
-    def __init__(self, fusion: Fusion, env: Env) -> None:
+    def __init__(self, fusion: Fusion, env: Env, holds: Callable[[int, bool], bool] = lambda n, last: True) -> None:
         self.fusion = fusion
         self.env = env
+        self.holds = holds
         self.of: dict[TensorView, Node] = {}
+        self.folds: dict[tuple[str, tuple[Node, ...], tuple[int, ...], tuple[DType, ...]], Reduce] = {}
         for i, p in enumerate(fusion.params):
             if isinstance(p, TensorView):
                 self.of[p] = Tensor(i, p.known.dtype, self.sizes(p.known.dims))
@@ -83,6 +87,8 @@ class Lowering:
         given = [(n, v if isinstance(v := values[n], Node) else self.number(v, compute)) for n in names]
         texts = {p.name: literal(values[p.name]) for p in row.params if p.name not in names}
         expr = form_names(_POWERS.get(values["y"], row.triton) if _is_power(row, values) else row.triton)(texts.get)
+        if result.dtype.is_float and result.dtype.itemsize == 2:
+            expr = fast(expr)
         if counts and result.dtype is BOOL:
             expr = f"({expr}) != 0"
         return Point(expr, tuple(given), compute, result.dtype, broadcast(*(x.shape for _, x in given)))
@@ -124,7 +130,9 @@ class Lowering:
     def reduce(self, kind: str, operands: Sequence[Node], dims: Sequence[int], keepdim: bool, dtypes: Sequence[DType]) -> list[Node]:
         """The values of a fold over ``dims``, which stay as 1 when ``keepdim``."""
         x = operands[0]
-        fold = Reduce(kind, tuple(operands), tuple(dims), tuple(n for d, n in enumerate(x.shape) if d not in dims), tuple(dtypes))
+        key = (kind, tuple(operands), tuple(dims), tuple(dtypes))
+        if (fold := self.folds.get(key)) is None:
+            fold = self.folds[key] = Reduce(*key[:3], tuple(n for d, n in enumerate(x.shape) if d not in dims), key[3])
         kept = tuple(1 if d in dims else n for d, n in enumerate(x.shape))
         parts = [Part(fold, i) for i in range(len(dtypes))]
         return [self.view(p, Reshape(kept)) if keepdim else p for p in parts]
@@ -146,6 +154,11 @@ def _is_power(row: Row, values: Mapping[str, Any]) -> bool:
     """Whether this is ``x`` to a constant power, of floats or up to the third."""
     y = values.get("y")
     return row.name == "pow" and isinstance(y, (int, float)) and isinstance(values["x"], Node) and (values["x"].dtype.is_float or y in (1, 2, 3))
+
+
+def fast(expr: str) -> str:
+    """``expr`` for a result of 16 bits: functions of a few instructions, exact far beyond it."""
+    return re.sub(r"\bhd\.(exp|div|sigmoid|gelu)\(", r"hd.\1_fast(", expr)
 
 
 def literal(v: Any) -> str:

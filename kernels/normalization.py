@@ -13,6 +13,15 @@ LOOP: Final = 4096
 ACROSS: Final = 4096  # elements of a tile when rows lie across memory
 
 
+def holds(n: int, last: bool, target: Target) -> bool:
+    """Whether a program keeps rows of ``n`` elements in one tile; ``last``: they lie side by side."""
+    if target.interpret:
+        return n <= 2048
+    if not target.tight:
+        return n <= LOOP
+    return n <= (TILE if last else ACROSS // 8)
+
+
 def choose(body: Body, target: Target, wide: bool) -> Tiling:
     """The tiling of a body that folds and also stores at every point."""
     rows, cols = axes(body)

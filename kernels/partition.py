@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from hostir.kernels.body import Body, Domain, Folded, Load, State, Store, Unfit, kept_axes, stretched, through
-from hostir.kernels.folds import fold_type, state_types
+from hostir.kernels.folds import state_types
 from hostir.kernels.layout import Arrange, Layout, Reshape, Step, chain
 from hostir.kernels.nodes import Cast, Node, Part, Pick, Point, Reduce, Root, Tensor, View, below, register
 from hostir.types import DType
@@ -180,21 +180,33 @@ class Partition:
         values = [body.pull(Part(q, i), steps) for i in range(len(q.dtypes))]
         body.stores = [Store(-1, layout, v, register(d), False) for v, d in zip(values, q.dtypes, strict=True)]
         body.split = 1 if q.merge else self.split(body)
+        if body.split > 1 and (nested := [r for r in body.folds if r is not q]):
+            raise Unfit(nested[0])  # each program sees a part of the row only
+        at = self._companion(body)
+        if at < len(self.bodies):
+            body = self.bodies[at]
+            values = [body.pull(Part(q, i), steps) for i in range(len(q.dtypes))]
+        else:
+            body.stores = []
+            self.bodies.append(body)
         if body.split == 1:
             temps = [self._temporary(register(d), q.shape) for d in q.dtypes]
             self.parked[q] = tuple(temps)
         else:
-            if nested := [r for r in body.folds if r is not q]:
-                raise Unfit(nested[0])
-            types = state_types(q.kind, fold_type(register(q.operands[0].dtype)))
-            temps = [self._temporary(d, (body.split, *q.shape)) for d in types]
+            temps = [self._temporary(d, (body.split, *q.shape)) for d in state_types(q)]
             values = [State(body.folds[q], i, t.dtype) for i, t in enumerate(temps)]
             merged = Reduce(q.kind, tuple(temps), (0,), q.shape, q.dtypes, merge=True)
             self.parked[q] = tuple(Part(merged, i) for i in range(len(q.dtypes)))
-        body.stores = [Store(t.buffer, layout, v, t.dtype, False) for t, v in zip(temps, values, strict=True)]
-        for t in temps:
-            self.made_by[t.buffer] = len(self.bodies)
-        self.bodies.append(body)
+        body.stores += [Store(t.buffer, layout, v, t.dtype, False) for t, v in zip(temps, values, strict=True)]
+        self.made_by |= dict.fromkeys((t.buffer for t in temps), at)
+
+    def _companion(self, body: Body) -> int:
+        """The kernel that visits the same points in the same way and comes after all that ``body`` reads; else the number of a new one."""
+        ready = max((self.made_by.get(v.buffer, -1) for v in body.values() if isinstance(v, Load)), default=-1)
+        for at, other in enumerate(self.bodies):
+            if at > ready and other.domain == body.domain and other.split == body.split and len(_sides(other) | _sides(body)) < 2:
+                return at
+        return len(self.bodies)
 
     @staticmethod
     def _kept_strides(domain: Domain) -> tuple[int, ...]:

@@ -54,7 +54,7 @@ class Plan:
 
 def make(fusion: Fusion, shape: Shape, target: Target, name: str | None = None) -> Plan:
     """The plan for ``fusion``; UnsupportedError where no kernel can be written, InputError for an extremum over nothing."""
-    low = Lowering(fusion, _environment(fusion, shape))
+    low = Lowering(fusion, _environment(fusion, shape), lambda n, last: normalization.holds(n, last, target))
     roots = low.roots()
     num_params = len(fusion.params)
     plan = Plan()

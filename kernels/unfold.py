@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from hostir.graph.row import form_names
 from hostir.kernels.body import Body, Fold, Folded, State, Value, parts
-from hostir.kernels.folds import FOLDS, bounds, fold_type, state_types
-from hostir.kernels.nodes import I64, register
+from hostir.kernels.folds import FOLDS, bounds, fold_type, place_type, state_types
+from hostir.kernels.nodes import register
 from hostir.kernels.source import converted, tl
 from hostir.kernels.tiling import Tiling
 from hostir.kernels.walk import Scope, Walk
@@ -49,7 +49,7 @@ class Unfold(Walk):
         return names | {f"s{i}": s for i, s in enumerate(state)}
 
     def _operands(self, fold: Fold) -> dict[str, str]:
-        wanted = zip(("x", "place"), fold.operands, (self.fold_type(fold), I64), strict=False)
+        wanted = zip(("x", "place"), fold.operands, (self.fold_type(fold), place_type(fold.of)), strict=False)
         return {name: self.name_of(converted(self.value(x), register(x.dtype), want)) for name, x, want in wanted}
 
     def _lanes(self) -> str:
@@ -68,14 +68,19 @@ class Unfold(Walk):
         if fold.of.merge:
             given = [self.value(x) for x in fold.operands]
             state = [self.name_of(f"tl.where({mask}, {x}, {_filled(s, names)})") for x, s in zip(given, kind.start, strict=True)]
+        elif kind.tile:
+            n = self.end if self.body.split == 1 else f"tl.maximum({self.end} - {self.start}, 0)"
+            names |= self._operands(fold) | {"N": self.name_of(f"({n}).to({names['T']})")}
+            self._collapse(fold, kind.start, kind.tile, names)
+            return
         else:
             names |= self._operands(fold)
             state = [self.name_of(_filled(t, names)) for t in kind.single]
-        self._collapse(fold, state)
+        self._collapse(fold, state, kind.collapse, self._names(fold, "", state))
 
-    def _collapse(self, fold: Fold, state: Sequence[str]) -> None:
+    def _collapse(self, fold: Fold, state: Sequence[str], text: str, names: dict[str, str]) -> None:
         results = tuple(self.fresh("f") for _ in state)
-        self.line(f"{', '.join(results)} = {_filled(FOLDS[fold.kind].collapse, self._names(fold, '', state))}")
+        self.line(f"{', '.join(results)} = {_filled(text, names)}")
         self.folded[fold] = results
 
     # ---- loops
@@ -105,12 +110,12 @@ class Unfold(Walk):
                     text = _filled(FOLDS[f.kind].join, self._names(f, mask, states[f]) | self._operands(f))
                     self.line(f"{', '.join(states[f])} = {text}")
             for f in now:
-                self._collapse(f, states[f])
+                self._collapse(f, states[f], FOLDS[f.kind].collapse, self._names(f, "", states[f]))
 
     def _started(self, fold: Fold) -> list[str]:
         names = self._names(fold, "")
         state = []
-        for start, d in zip(FOLDS[fold.kind].start, state_types(fold.kind, self.fold_type(fold)), strict=True):
+        for start, d in zip(FOLDS[fold.kind].start, state_types(fold.of), strict=True):
             state.append(self.fresh("a"))
             self.line(f"{state[-1]} = tl.full({self._shape}, {_filled(start, names)}, {tl(d)})")
         return state

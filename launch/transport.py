@@ -82,7 +82,7 @@ def connect(world: World) -> None:
         from hostir.runtime.comms.symm_shim import CudaFabric
         from hostir.runtime.comms.symm_watch import Watch
 
-        fabric = CudaFabric(world.device, symm.size, shared_gpu=is_one_gpu())
+        fabric = CudaFabric(world.device, symm.size)
         symm.connect(fabric)
         symm.on_close.append(Watch(symm, fabric).end)  # the GPU waits without the host: somebody must look
     else:

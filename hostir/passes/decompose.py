@@ -104,7 +104,7 @@ class _Decompose:
         key = (id(x), str(to), to.mesh.names, to.mesh.ranks, str(streams), name)
         if (known := self.moved.get(key)) is not None:
             return known
-        first, chain = x, steps(x.sharding, to, x.known)
+        first, chain = x, steps(x.sharding, to)
         for i, sharding in enumerate(chain):
             last = i == len(chain) - 1
             y = apply(g, "set", [x], hints=[name if last and name else x.name], loc=op.loc)[0]

@@ -16,9 +16,9 @@ from hostir.graph.show import identifier
 from hostir.graph.table import TABLE
 from hostir.ir.nodes import MAIN, Alloc, Axis, Buffer, Program, ProgramData, Stream
 from hostir.mesh import Mesh
-from hostir.passes import emit_moves, emit_parts, emit_views
+from hostir.passes import emit_moves, emit_parts, emit_views, places
 from hostir.passes.homes import Homes, Path
-from hostir.passes.loops import LoopAxis, Where
+from hostir.passes.loops import LoopAxis, Where, changed_axis, is_move
 from hostir.passes.plan import part_of
 from hostir.passes.sizes import chunk, local_dims, local_type, plus, times
 from hostir.passes.tree import Finish, Item, Loop, Segment, Sum, Tree
@@ -58,6 +58,8 @@ class Emitter:
         self.vars: dict[LoopAxis, Var] = {}
         self.path: Path = ()
         self.mesh = _mesh(tree)
+        self.num_ranks = places.num_ranks(tree.fusion) if isinstance(self.mesh, places.PlacedMesh) else 0
+        self.guarded: dict[int, Dim] = {}
 
     # ---- the program
 
@@ -65,7 +67,8 @@ class Emitter:
         params: list[Buffer | Var] = []
         for p in self.tree.fusion.params:
             if isinstance(p, TensorView):
-                self.stored[p] = Stored(Buffer(identifier(p.name), local_type(p)))
+                self.stored[p] = Stored(Buffer(identifier(p.name), self._guarded(p, local_type(p))))
+                self._guard(p, self.stored[p].buffer)
                 params.append(self.stored[p].buffer)
             else:
                 params.append(p)
@@ -82,7 +85,10 @@ class Emitter:
                 out = target
             if not r.hidden:
                 results.append(out)
-        axes = () if self.mesh is None else tuple(Axis(n, None if self.mesh.shape is None else self.mesh.shape[i]) for i, n in enumerate(self.mesh.names))
+        mesh = self.mesh
+        axes = () if mesh is None else tuple(Axis(n, None if mesh.shape is None else mesh.shape[i]) for i, n in enumerate(mesh.names))
+        if self.num_ranks:
+            axes = (Axis(places.WORLD, self.num_ranks),)
         data = ProgramData(
             identifier(self.tree.fusion.name), tuple(params), frozenset(written), axes, False, self.w.body, tuple(results), "lowered"
         )  # fmt: skip
@@ -94,8 +100,53 @@ class Emitter:
                 self._loop(item)
             elif isinstance(item, Finish):
                 self._finish(item.sum)
+            elif self.num_ranks:
+                self._on_its_ranks(item)
             else:
                 self.segment(item)
+
+    # ---- several meshes
+
+    def _guarded(self, tv: TensorView, t: TensorType) -> TensorType:
+        """The type of a buffer that ranks outside its mesh have nothing of."""
+        s = tv.sharding
+        if not self.num_ranks or s is None or not t.dims:
+            return t
+        first = times(t.dims[0], places.indicator(s.mesh.layout, self.num_ranks))
+        return TensorType(t.dtype, (first, *t.dims[1:]), t.memory)  # type: ignore[arg-type]
+
+    def _guard(self, tv: TensorView, b: Buffer) -> None:
+        dims = local_dims(tv)
+        if dims and b.type.dims[0] is not dims[0]:
+            self.guarded[id(b)] = dims[0]
+
+    def _on_its_ranks(self, s: Segment) -> None:
+        for tv in self.homes.read_outside(s):
+            b = self.w.alloc(identifier(tv.name), self._guarded(tv, local_type(tv)))
+            self._guard(tv, b)
+            self.stored[tv] = Stored(b)
+        out = s.ops[0].outs[0].sharding
+        assert out is not None
+        if is_move(s.ops[0]) and changed_axis(s.ops[0]) is None:
+            self.segment(s)
+        elif set(out.mesh.layout) == set(range(self.num_ranks)):
+            self.segment(s)
+        else:
+            with self.w.when(places.member(out.mesh.layout)):
+                self.segment(s)
+
+    def over(self, kind: str, out: Buffer, x: Buffer, mesh: Mesh, axis: str, **fields: object) -> None:
+        """A collective over the team of this rank along a mesh axis."""
+        if not isinstance(mesh, places.PlacedMesh):
+            self.w.comm(kind, out, x, team=(axis,), **fields)
+            return
+        teams = mesh.teams(axis)
+        for team in teams:
+            if len(teams) == 1:
+                self.w.comm(kind, out, x, team=team, **fields)
+            else:
+                with self.w.when(places.member(team)):
+                    self.w.comm(kind, out, x, team=team, **fields)
 
     # ---- loops
 
@@ -189,6 +240,8 @@ class Emitter:
             if axis not in s.loops and axis in self.index:
                 c = chunk(tv, d, axis, self.index[axis])
                 spans[d] = (c.start, c.size)
+        if id(s.buffer) in self.guarded:
+            spans.setdefault(0, (0, self.guarded[id(s.buffer)]))
         return self.w.spans(s.buffer, spans)
 
     def read(self, tv: TensorView, where: Where) -> Buffer:

@@ -6,13 +6,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hostir.graph.fusion import TensorView
-from hostir.graph.sharding import Partial, Placement, Replicate, Shard, ceil_div, even, part, times
+from hostir.graph.sharding import Partial, Replicate, Shard, ceil_div, even, part, times
 from hostir.graph.show import identifier
 from hostir.ir.nodes import Buffer
+from hostir.mesh import Mesh
 from hostir.passes import emit_cross, emit_parts
-from hostir.passes.loops import changed_axis
+from hostir.passes.loops import Where, changed_axis
 from hostir.passes.tree import Segment
-from hostir.types import Dim, Operand, Rank, TensorType
+from hostir.types import Dim, Operand, TensorType
 
 if TYPE_CHECKING:
     from hostir.passes.emit import Emitter
@@ -35,26 +36,27 @@ def move(em: Emitter, s: Segment) -> None:
     assert source.sharding is not None
     size = source.sharding.mesh.axis_size(name)
     dims = em._here(out, outs[0])
-    place = _Place(em, out, outs[0], dims)
+    mesh = source.sharding.mesh
+    place = _Place(em, out, outs[0], dims, mesh, name)
     if isinstance(size, int) and size == 1:
         place.alias(x)
         return
     same_source = _free_to_write(em, source, s, x)
     match before, after:
         case Shard(d), Replicate():
-            gather(em, place, x, d, name, size)
+            gather(em, place, x, d, size)
         case Partial(op=reduction), Replicate():
             if same_source and place.here:
-                em.w.comm("allreduce", x, x, op=reduction, team=(name,))
+                place.comm("allreduce", x, x, op=reduction)
                 place.alias(x)
             else:
-                em.w.comm("allreduce", place.buffer(), x, op=reduction, team=(name,))
+                place.comm("allreduce", place.buffer(), x, op=reduction)
         case Partial(op=reduction), Shard(d):
-            reduce_scatter(em, place, x, d, name, size, reduction)
+            reduce_scatter(em, place, x, d, size, reduction)
         case Shard(cat), Shard(split):
-            exchange(em, place, x, split, cat, name, size)
+            exchange(em, place, x, split, cat, size)
         case Replicate(), Shard(d):
-            start, length = part(x.type.dims[d], size, Rank(name))
+            start, length = part(x.type.dims[d], size, source.sharding.mesh.axis_rank(name))
             place.alias(em.w.narrow(x, d, start, length))
         case _:
             raise AssertionError(f"{before} → {after} is taken apart before")
@@ -70,8 +72,10 @@ def _free_to_write(em: Emitter, source: TensorView, s: Segment, x: Buffer) -> bo
 class _Place:
     """Where the result of a move goes: a value of this block may be any buffer, one kept outside is written there."""
 
-    def __init__(self, em: Emitter, out: TensorView, where: tuple[tuple[int, object], ...], dims: tuple[Dim, ...]) -> None:
+    def __init__(self, em: Emitter, out: TensorView, where: Where, dims: tuple[Dim, ...], mesh: Mesh, axis: str) -> None:
         self.em = em
+        self.mesh = mesh
+        self.axis = axis
         self.out = out
         self.where = where
         self.dims = dims
@@ -79,7 +83,11 @@ class _Place:
 
     def buffer(self) -> Buffer:
         """The buffer that the communication writes."""
-        return self.em.target(self.out, self.where)  # type: ignore[arg-type]
+        return self.em.target(self.out, self.where)
+
+    def comm(self, kind: str, out: Buffer, x: Buffer, **fields: object) -> None:
+        """A collective over the team of the mesh axis that changes."""
+        self.em.over(kind, out, x, self.mesh, self.axis, **fields)
 
     def alias(self, x: Buffer) -> None:
         """The result is in ``x`` already."""
@@ -108,40 +116,37 @@ def padded(em: Emitter, x: Buffer, sizes: dict[int, Dim], name: str = "pad") -> 
     return out
 
 
-def gather(em: Emitter, place: _Place, x: Buffer, d: int, name: str, size: Dim) -> None:
+def gather(em: Emitter, place: _Place, x: Buffer, d: int, size: Dim) -> None:
     n = place.dims[d]
     if even(n, size):
-        em.w.comm("allgather", place.buffer(), x, dim=d, team=(name,))
+        place.comm("allgather", place.buffer(), x, dim=d)
         return
     most = ceil_div(n, size)
     whole = place.temporary({d: times(most, size)})  # type: ignore[dict-item]
-    em.w.comm("allgather", whole, padded(em, x, {d: most}), dim=d, team=(name,))
+    place.comm("allgather", whole, padded(em, x, {d: most}), dim=d)
     place.alias(em.w.narrow(whole, d, 0, n))
 
 
-def reduce_scatter(em: Emitter, place: _Place, x: Buffer, d: int, name: str, size: Dim, op: str) -> None:
+def reduce_scatter(em: Emitter, place: _Place, x: Buffer, d: int, size: Dim, op: str) -> None:
     n = x.type.dims[d]
     if even(n, size):
-        em.w.comm("reduce_scatter", place.buffer(), x, op=op, dim=d, team=(name,))
+        place.comm("reduce_scatter", place.buffer(), x, op=op, dim=d)
         return
     most = ceil_div(n, size)
     mine = place.temporary({d: most})
-    em.w.comm("reduce_scatter", mine, padded(em, x, {d: times(most, size)}), op=op, dim=d, team=(name,))  # type: ignore[dict-item]
+    place.comm("reduce_scatter", mine, padded(em, x, {d: times(most, size)}), op=op, dim=d)  # type: ignore[dict-item]
     place.alias(em.w.narrow(mine, d, 0, place.dims[d]))
 
 
-def exchange(em: Emitter, place: _Place, x: Buffer, split: int, cat: int, name: str, size: Dim) -> None:
+def exchange(em: Emitter, place: _Place, x: Buffer, split: int, cat: int, size: Dim) -> None:
     n, m = x.type.dims[split], place.dims[cat]
     if even(n, size) and even(m, size):
-        em.w.comm("alltoall", place.buffer(), x, split=split, cat=cat, team=(name,))
+        place.comm("alltoall", place.buffer(), x, split=split, cat=cat)
         return
     cut, part_of_cat = ceil_div(n, size), ceil_div(m, size)
     sent = padded(em, x, {split: times(cut, size), cat: part_of_cat})  # type: ignore[dict-item]
     got = place.temporary({split: cut, cat: times(part_of_cat, size)})  # type: ignore[dict-item]
-    em.w.comm("alltoall", got, sent, split=split, cat=cat, team=(name,))
+    place.comm("alltoall", got, sent, split=split, cat=cat)
     spans: dict[int, tuple[Operand, Dim]] = {split: (0, place.dims[split]), cat: (0, m)}
     place.alias(em.w.spans(got, spans))
 
-
-def placements(p: Placement) -> str:
-    return str(p)

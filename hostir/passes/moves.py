@@ -1,17 +1,16 @@
 """From one layout to another in steps that change one mesh axis each, all of which some communication can do.
 
 Where several mesh axes cut one dimension, only the innermost can be given or taken: the outer ones wait. Steps that make a tensor smaller
-go first. Between meshes a tensor moves at once where one communication does it, else replicated.
+go first. Between meshes a tensor moves at once; a partial one is summed up on the way, so it arrives replicated.
 """
 
 from __future__ import annotations
 
 from hostir.errors import BuildError
 from hostir.graph.sharding import Partial, Placement, Replicate, Shard, Sharding, replicated
-from hostir.types import TensorType, same
 
 
-def steps(old: Sharding, new: Sharding, t: TensorType) -> list[Sharding]:
+def steps(old: Sharding, new: Sharding) -> list[Sharding]:
     """The layouts after each step, the last one ``new``; empty where the two are the same."""
     if old.mesh.same_as(new.mesh):
         return _within(old, new)
@@ -22,26 +21,12 @@ def steps(old: Sharding, new: Sharding, t: TensorType) -> list[Sharding]:
 
 
 def crosses(old: Sharding, new: Sharding) -> bool:
-    """Whether one step brings a tensor to the other mesh, and changes a placement on the way or not."""
-    a, b = _only(old), _only(new)
-    match a, b:
-        case Replicate(), Replicate():
-            return True
-        case (Shard() | Partial()), Replicate():
-            return len(old.mesh.names) == 1 and isinstance(b, Replicate)
-        case Replicate(), Shard():
-            return len(new.mesh.names) == 1 and bool(set(old.mesh.layout) & set(new.mesh.layout))
-        case Shard(i), Shard(j):
-            return i == j and len(old.mesh.names) == len(new.mesh.names) == 1 and same(old.mesh.size, new.mesh.size)
-        case _:
-            return False
-
-
-def _only(s: Sharding) -> Placement | None:
-    """The placement of a sharding that has one kind: replicated on all axes, or a mesh of one axis."""
-    if all(p == Replicate() for p in s.placements):
-        return Replicate()
-    return s.placements[0] if len(s.placements) == 1 else None
+    """Whether one step brings a tensor to the other mesh: piece by piece from whoever has it, or as a reduction to each receiver."""
+    if any(isinstance(p, Partial) for p in new.placements):
+        return False
+    if any(isinstance(p, Partial) for p in old.placements):
+        return len(old.placements) == 1 and new.same_as(replicated(new.mesh))
+    return True
 
 
 def _within(old: Sharding, new: Sharding) -> list[Sharding]:

@@ -27,6 +27,7 @@ from hostir.passes.host_loops import host_loops
 from hostir.passes.host_sum import host_sum
 from hostir.passes.jam import jam
 from hostir.passes.memory import memory
+from hostir.passes.places import placed
 from hostir.passes.plan import plan
 from hostir.passes.propagate import propagate as propagate_pass
 from hostir.passes.reorder import reorder_sharded
@@ -56,6 +57,10 @@ def _propagate(f: Fusion, place: str = "before") -> Fusion:
     return propagate_pass(bound_symbols(f), place)
 
 
+def _segment(f: Fusion, accepts: Fusible = fusible) -> Tree:
+    return segment(placed(f), accepts)
+
+
 def _streams(p: Program, overlap: str = "auto") -> Program:
     return streams(p, resolve_mesh(p, None), overlap=overlap)
 
@@ -68,7 +73,7 @@ PASSES: Final[tuple[Pass, ...]] = (
     Pass("propagate", "fusion", "fusion", _propagate, {"place": "before"}),
     Pass("decompose-resharding", "fusion", "fusion", decompose_resharding, {"place": "before"}),
     Pass("reorder-sharded", "fusion", "fusion", reorder_sharded, {"layout": "any"}),
-    Pass("segment", "fusion", "tree", segment, {}),
+    Pass("segment", "fusion", "tree", _segment, {}),
     Pass("host-loops", "tree", "tree", host_loops, {}),
     Pass("host-sum", "tree", "tree", host_sum, {"form": "fused"}),
     Pass("plan", "tree", "tree", plan, {"how": "auto"}),

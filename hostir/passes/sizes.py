@@ -8,7 +8,7 @@ from hostir.graph.copy import copied
 from hostir.graph.fusion import Fusion, TensorView
 from hostir.graph.sharding import Sharding, ceil_div, even, part, plus, times
 from hostir.passes.loops import LoopAxis
-from hostir.types import Dim, Expr, Leaf, Operand, Rank, Sym, TensorType, binary, leaves, minimum, product, simplify, substitute
+from hostir.types import Dim, Expr, Leaf, Operand, Sym, TensorType, binary, leaves, minimum, product, simplify, substitute
 
 
 def local_dim(n: Dim, s: Sharding | None, dim: int, *, but: str | None = None) -> Dim:
@@ -18,7 +18,7 @@ def local_dim(n: Dim, s: Sharding | None, dim: int, *, but: str | None = None) -
     for axis in s.axes_of(dim):
         if axis == but:
             break
-        n = part(n, s.mesh.axis_size(axis), Rank(axis))[1]
+        n = part(n, s.mesh.axis_size(axis), s.mesh.axis_rank(axis))[1]
     return n
 
 

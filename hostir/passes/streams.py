@@ -252,7 +252,7 @@ def order(p: Program, pair: Pair) -> Program:
         return _around(p, carried[0], carried[1], block, i, j, a, b)
     early = next((k for k in range(i + 1, j) if _on(block[k], a)), j)
     waits_long = any(_on(block[k], b) for k in range(early, j))
-    if waits_long and isinstance(pair.first, (Call, Comm)) and a.index is None:
+    if waits_long and isinstance(pair.first, (Call, Comm)) and _is_known(a, set()):
         return _by_event(p, pair.first, block[j] if _is_known(b, _known_in(p, block)) else pair.second, b)
     return _insert(p, block, early, _syncs(p, block, a, b))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import time
 
 import pytest
@@ -31,13 +30,12 @@ needs_mps = pytest.mark.skipif(not has_mps(), reason=f"{mps.CONTROL} is not on t
 
 
 @functools.cache
-def held(num_ranks: int, flags: str) -> list[dict[str, tuple[float, str]]]:
+def held(num_ranks: int, variable: str = "", value: str = "") -> list[dict[str, tuple[float, str]]]:
     """All claims, in one world: starting one takes seconds."""
-    os.environ["HOSTIR_SYMM_FLAGS"] = flags
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        if variable:
+            patch.setenv(variable, value)
         return spawn(hold_all, num_ranks, one_gpu=True, timeout=30.0)
-    finally:
-        del os.environ["HOSTIR_SYMM_FLAGS"]
 
 
 @needs_mps
@@ -45,7 +43,7 @@ def held(num_ranks: int, flags: str) -> list[dict[str, tuple[float, str]]]:
 @pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize("claim", [*CLAIMS])
 def test_claims(claim: str, num_ranks: int) -> None:
-    for rank, found in enumerate(held(num_ranks, "")):
+    for rank, found in enumerate(held(num_ranks)):
         seconds, problem = found[claim]
         assert not problem, f"rank {rank}, after {seconds:.1f} s:\n{problem}"
 
@@ -54,7 +52,15 @@ def test_claims(claim: str, num_ranks: int) -> None:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("claim", ["a_slow_rank_never_sees_the_next_round", "signals_and_waits_in_turn", "many_messages_in_a_group"])
 def test_claims_where_kernels_write_and_await_flags(claim: str) -> None:
-    for rank, found in enumerate(held(2, "kernels")):
+    for rank, found in enumerate(held(2, "HOSTIR_SYMM_FLAGS", "kernels")):
+        assert not found[claim][1], f"rank {rank}:\n{found[claim][1]}"
+
+
+@needs_mps
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("claim", ["large_tensors", "ag_gemm_programs_are_exact"])
+def test_claims_where_a_copy_engine_moves_large_tensors(claim: str) -> None:
+    for rank, found in enumerate(held(2, "HOSTIR_SYMM_COPIES", "engine")):
         assert not found[claim][1], f"rank {rank}:\n{found[claim][1]}"
 
 
@@ -141,12 +147,12 @@ def test_a_flag_that_nobody_signals_ends_with_the_timeout_and_the_statement() ->
         run(x)
         torch.cuda.synchronize()
         if world.rank == 1:
-            time.sleep(4.0)  # longer than the other one waits
+            time.sleep(9.0)  # longer than the other one waits
             return 0.0
         return float(run(x).sum())
 
     with pytest.raises(hir.RankError) as caught:
-        spawn(body, 2, one_gpu=True, timeout=1.5)
+        spawn(body, 2, one_gpu=True, timeout=5.0)
     assert isinstance(caught.value.__cause__, CommTimeout)
     assert "@push" in str(caught.value)
 

@@ -16,6 +16,7 @@ from hostir.ir.nodes import MAIN, Call, Comm, Group, Program, Stmt, Sync, every
 from hostir.ir.verify import verify
 from hostir.mesh import Mesh
 from hostir.passes.schedule import schedule
+from hostir.types import Expr
 from tests.support.classify import Judge
 from tests.support.mutations import Block, edited, mutants
 from tests.support.programs import Made, generated
@@ -40,25 +41,21 @@ def disturbed(made: Made, rng: random.Random) -> Program:
 
 
 def thrown_in(made: Made, rng: random.Random) -> Program:
-    """The streams as wished for, and syncs between them anywhere; indexed streams are synced where their index is known."""
+    """The streams as wished for, and syncs anywhere between those whose index is a number."""
     p = made.parse().with_(scheduled=True)
-    plain = {s.stream.name: s.stream for s in every(p.body) if isinstance(s, (Call, Comm, Group)) and not hasattr(s.stream.index, "name")}
-    streams = [MAIN, *(s for s in plain.values() if isinstance(s.index, (int, type(None))))]
+    used = {(s.stream.name, s.stream.index): s.stream for s in every(p.body) if isinstance(s, (Call, Comm, Group)) and not isinstance(s.stream.index, Expr)}
+    streams = [MAIN, *(s for s in used.values() if s.name != MAIN.name)]
+    parts = {id(x) for g in every(p.body) if isinstance(g, Group) for x in g.body}
     often = rng.choice([2, 3, 6])
 
     def change(body: Block) -> Block:
         out: list[Stmt] = []
         for s in body:
-            if isinstance(s, (Call, Comm, Group)) and len(streams) > 1 and rng.randrange(often) and not in_group(s):
+            if isinstance(s, (Call, Comm, Group)) and id(s) not in parts and len(streams) > 1 and rng.randrange(often):
                 what, to = rng.sample(streams, 2)
                 out.append(Sync(what, to))
             out.append(s)
         return tuple(out)
-
-    parts = {id(x) for g in every(p.body) if isinstance(g, Group) for x in g.body}
-
-    def in_group(s: Stmt) -> bool:
-        return id(s) in parts
 
     return edited(p, change)
 

@@ -17,6 +17,7 @@ class PeerGenerator:
     rng: random.Random
     lines: list[str] = field(default_factory=list)
     names: int = 0
+    views: int = 0
     used: set[str] = field(default_factory=set)
     flags: int = 0
 
@@ -66,7 +67,8 @@ class PeerGenerator:
         return b
 
     def view(self, item: str) -> str:
-        out = f"%v{self.rng.getrandbits(40)}"
+        self.views += 1
+        out = f"%v{self.views}"
         self.emit(f"{out} = view {item}")
         return out
 

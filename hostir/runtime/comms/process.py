@@ -46,6 +46,7 @@ class ProcessComms:
         self.size = size
         self.timeout = timeout
         self.broken: HostIrError | None = None
+        self.run_locks: dict[tuple[int, ...], threading.RLock] = {}
         self._wire = wire
         self._board = Board(store, rank, size)
         self._lanes: dict[tuple[tuple[int, ...], str, str], Lane] = {}

@@ -6,6 +6,7 @@ Everything that needs the mesh, a loop index or a symbol is already a number her
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -84,12 +85,13 @@ class Work(Protocol):
 
 
 class Comms(Protocol):
-    """One rank's end of a transport."""
+    """One rank's end of a transport. ``run_locks``: who runs a program now, by team; see ``Alone``."""
 
     name: str
     rank: int
     size: int
     timeout: float
+    run_locks: dict[tuple[int, ...], threading.RLock]
 
     def issue(self, call: CommCall) -> Work:
         """Start one communication. InputError when the call is wrong on this rank: nothing was sent."""

@@ -4,8 +4,9 @@ This is the one file that knows ``torch.distributed._symmetric_memory`` (its mem
 A flag is written and awaited by the GPU's front end (``cuStreamWriteValue32``, ``cuStreamWaitValue32``): no kernel, no host. The driver
 library is called directly, so nothing has to be installed; where it refuses these operations, one-thread kernels do the same.
 
-Between ranks that share one GPU a plain copy would run on the multiprocessors and slow the kernels beside it. A copy of rows with gaps
-between them goes to a copy engine instead; so a large tensor is copied as its even and its odd rows.
+Between ranks that share one GPU a plain copy runs on the multiprocessors. A copy of rows with gaps between them goes to a copy engine
+instead, so with HOSTIR_SYMM_COPIES=engine a large tensor is copied as its even and its odd rows. That is no gain as a rule: the engine
+moves 0.4 of the bytes a second, and under the products of all ranks both kinds are held up alike (benchmarks/one_gpu.py measures it).
 """
 
 from __future__ import annotations
@@ -96,10 +97,10 @@ def _raw_stream(index: int) -> int:
 class CudaFabric:
     """Arenas in symmetric memory of torch's default group, which must span the world."""
 
-    def __init__(self, device: torch.device, size: int, *, shared_gpu: bool) -> None:
+    def __init__(self, device: torch.device, size: int) -> None:
         self.device = device
         self._size = size
-        self._shared_gpu = shared_gpu
+        self._by_engine = os.environ.get("HOSTIR_SYMM_COPIES") == "engine"
         self._driver = Driver()
         self._kernels = os.environ.get("HOSTIR_SYMM_FLAGS") == "kernels" or not self._has_memory_operations()
         self._kept: list[Any] = []
@@ -171,7 +172,7 @@ class CudaFabric:
     def _rows(self, out: torch.Tensor, x: torch.Tensor) -> tuple[_Copy2d, _Copy2d] | None:
         """The copy as even and odd rows, where that is worth it."""
         size = x.numel() * x.element_size()
-        if not self._shared_gpu or size < ENGINE_LEAST_BYTES or not (out.is_contiguous() and x.is_contiguous()) or not out.is_cuda or not x.is_cuda:
+        if not self._by_engine or size < ENGINE_LEAST_BYTES or not (out.is_contiguous() and x.is_contiguous()) or not out.is_cuda or not x.is_cuda:
             return None
         row = next((r for r in ENGINE_ROWS if size % (2 * r) == 0), None)
         if row is None:

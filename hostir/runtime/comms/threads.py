@@ -7,6 +7,7 @@ calls meet as the language says: send and recv end together, a group posts all i
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 
 from hostir.errors import HostIrError, InputError, PeerError
@@ -43,6 +44,7 @@ class ThreadComms:
         self.rank = rank
         self.size = hub.size
         self.timeout = hub.timeout
+        self.run_locks: dict[tuple[int, ...], threading.RLock] = {}
         self._hub = hub
         self._pid = os.getpid()
         self._closed = False

@@ -108,7 +108,7 @@ def test_the_lists_of_words_are_complete() -> None:
 
 def test_what_the_page_calls_planned_is_counted() -> None:
     """Who builds one of them takes the word out, here and there."""
-    assert TEXT.lower().count("*planned*") == 3  # how it is marked; awaits; reduce="ordered"
+    assert TEXT.lower().count("*planned*") == 2  # how it is marked; awaits
 
 
 def test_what_needs_the_transport_symm_is_refused_by_others() -> None:

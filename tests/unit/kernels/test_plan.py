@@ -60,6 +60,8 @@ def test_few_long_rows_are_split_and_merged() -> None:
     assert first.programs > 100
     assert second.programs == 1
     assert len(plan(traced(lambda x: x.sum(1), (4096, 4096)), (4096, 4096)).sources) == 1
+    several = traced(lambda x: (x.sum(), x.amax(), x.mean()), (1 << 24,))
+    assert len(plan(several, (1 << 24,)).sources) == 2  # all read the input together
 
 
 @pytest.mark.parametrize(
