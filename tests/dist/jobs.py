@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 ROOT = str(Path(__file__).parents[2])
+SCRIPT = str(Path(__file__).with_name("script.py"))
 _LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "MPI_", "SLURM_", "TORCHELASTIC", "HOSTIR_")
 
 
