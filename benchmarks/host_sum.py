@@ -10,7 +10,12 @@ device copy in the same run.
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 from timing import gpu_ms, header, median, row
@@ -34,10 +39,10 @@ def eager_form(terms: int, n: int) -> hir.Program:
     return p
 
 
-def nvfuser_loop(archive: str, a: torch.Tensor, b: torch.Tensor):
+def nvfuser_loop(archive: str, a: torch.Tensor, b: torch.Tensor) -> Callable[[], torch.Tensor]:
     """nvFuser's kernel c + a · b, called once a term."""
-    sys.path.insert(0, str(__import__("pathlib").Path(archive).parent))
-    import nvfuser_peer
+    sys.path.insert(0, str(Path(archive).parent))
+    nvfuser_peer: Any = importlib.import_module("nvfuser_peer")
 
     nv = nvfuser_peer.load(archive)
     with nv.FusionDefinition() as fd:
@@ -89,7 +94,7 @@ def main() -> int:
         "mul + add_out (program)": hir.compile(eager_form(terms, n)),
     }
     print(runs["fused"].explain() if runs["fused"](a, b, out=out) is not None else "")
-    versions = {name: (lambda r=r: r(a, b, out=out)) for name, r in runs.items()}
+    versions: dict[str, Callable[[], Any]] = {name: functools.partial(r, a, b, out=out) for name, r in runs.items()}
 
     def addcmul() -> torch.Tensor:
         c = torch.zeros(n, device="cuda")

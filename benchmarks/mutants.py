@@ -21,12 +21,12 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from hostir.passes.schedule import schedule  # noqa: E402
-from tests.support.classify import ESCAPED, Judge, table  # noqa: E402
-from tests.support.library import Shipped, shipped  # noqa: E402
-from tests.support.mutations import mutants  # noqa: E402
-from tests.support.peer_programs import generated_peers  # noqa: E402
-from tests.support.programs import generated  # noqa: E402
+from hostir.passes.schedule import schedule
+from tests.support.classify import ESCAPED, Judge, table
+from tests.support.library import Shipped, shipped
+from tests.support.mutations import mutants
+from tests.support.peer_programs import generated_peers
+from tests.support.programs import generated
 
 
 def programs(num: int, seed: int) -> list[Shipped]:

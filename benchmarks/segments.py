@@ -9,6 +9,8 @@ nvFuser (default, host-IR lowering, host-IR JIT). Host time is measured with the
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +26,7 @@ SEGMENTS, SIZE = 12, 64
 
 
 @hir.unit
-def step(x):
+def step(x: torch.Tensor) -> torch.Tensor:
     return torch.relu(x + 0.5)
 
 
@@ -47,7 +49,7 @@ def eager(x: torch.Tensor, segments: int = SEGMENTS) -> torch.Tensor:
 def nvfuser(archive: str, options: list[str]) -> Callable[[torch.Tensor], torch.Tensor]:
     """The same chain in nvFuser, segments kept apart by ``segment_set``."""
     sys.path.insert(0, str(Path(archive).parent))
-    import nvfuser_peer
+    nvfuser_peer: Any = importlib.import_module("nvfuser_peer")
 
     nv = sys.modules.get("nvfuser_direct") or nvfuser_peer.load(archive)
     with nv.FusionDefinition() as fd:
@@ -62,17 +64,17 @@ def nvfuser(archive: str, options: list[str]) -> Callable[[torch.Tensor], torch.
     return lambda x: fd.execute([x], **extra)[0]
 
 
-def attempt(name: str, versions: dict[str, Callable[[], object]], make: Callable[[], Callable[[], object]]) -> None:
+def attempt(name: str, versions: dict[str, Callable[[], Any]], make: Callable[[], Callable[[], Any]]) -> None:
     """Add a peer, or say why it is not there."""
     try:
         run = make()
         run()
         versions[name] = run
-    except Exception as e:  # a peer's failure is a line of the report
+    except Exception as e:  # noqa: BLE001  (a peer's failure is a line of the report)
         print(f"{name}: not measured, {type(e).__name__}: {str(e).splitlines()[0][:140]}")
 
 
-def report(target: str, versions: dict[str, Callable[[], object]], check: Callable[[object], bool]) -> dict[str, float]:
+def report(target: str, versions: dict[str, Callable[[], Any]], check: Callable[[Any], bool]) -> dict[str, float]:
     for name, run in versions.items():
         assert check(run()), f"{name} gives another result"
     host, device = host_us(versions, repeats=20, rounds=31), gpu_ms(versions)
@@ -96,7 +98,7 @@ def main() -> int:
     ex = ExecutorDispatch.make(hir.trace(lambda t: torch.relu(t + 0.5), hir.spec((SIZE, SIZE), torch.float32)), device="cuda")
     ex.compile(ex.fusion, [x])
     compiled_step = torch.compile(lambda t: torch.relu(t + 0.5))
-    versions: dict[str, Callable[[], object]] = {
+    versions: dict[str, Callable[[], Any]] = {
         "hostir compiled, out=": lambda: single(x, out=out),
         "hostir compiled, fresh": lambda: single(x),
         f"hostir {ex.name}.run": lambda: ex.run([x])[0],
@@ -124,9 +126,14 @@ def main() -> int:
         "torch.compile, 12 calls": compiled_chain,
         "torch.compile, one graph (fused)": lambda: whole(x),
     }
+
+    def peer(options: list[str]) -> Callable[[], Any]:
+        execute = nvfuser(str(archive), options)
+        return lambda: execute(x)
+
     for name, options in (("default", []), ("host-IR lowering", ["host_ir_lowering"]), ("host-IR JIT", ["host_ir_lowering", "host_ir_jit"])):
         if archive:
-            attempt(f"nvFuser, {name}", versions, lambda o=options: (lambda f: lambda: f(x))(nvfuser(archive, o)))
+            attempt(f"nvFuser, {name}", versions, functools.partial(peer, options))
     chained = report(f"H5: {SEGMENTS} chained segments", versions, lambda y: torch.equal(y, twelve))
     print(f"\nH3 {min(found['hostir compiled, out='], 999):.1f} µs (bar 12), H5 compiled {chained['hostir compiled, static']:.1f} µs (bar 138),"
           f" graph {chained['hostir graph, static']:.1f} µs (bar 10)")  # fmt: skip

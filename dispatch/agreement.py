@@ -85,7 +85,8 @@ def _news(what: str) -> Iterator[None]:
 
     def tell() -> None:
         while not ended.is_set():
-            print(f"{what} ({time.monotonic() - start:.0f} s)", file=sys.stderr, flush=True)
+            sys.stderr.write(f"{what} ({time.monotonic() - start:.0f} s)\n")
+            sys.stderr.flush()
             ended.wait(_NEWS)
 
     teller = threading.Timer(_NEWS, tell)

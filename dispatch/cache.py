@@ -17,6 +17,7 @@ from hostir.passes.sizes import local_type
 from hostir.types import Sym
 
 MAX_IDS: Final = 100
+_ANY_SIZE: Final = "a fusion with hir.sym sizes takes any"
 
 
 @dataclass(slots=True)
@@ -93,5 +94,5 @@ class FusionExecutorCache:
             if str(a.dtype) != f"torch.{want.dtype.torch_name}" or not fits:
                 raise InputError(
                     f"argument {i + 1} (%{p.name}) of the fusion {self.fusion.name} has another type", expected=want,
-                    got=f"{a.dtype} {list(a.shape)}", cure="a fusion with hir.sym sizes takes any" if not any(isinstance(d, Sym) for d in want.dims) else None,
+                    got=f"{a.dtype} {list(a.shape)}", cure=None if any(isinstance(d, Sym) for d in want.dims) else _ANY_SIZE,
                 )  # fmt: skip

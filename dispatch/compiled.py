@@ -146,7 +146,7 @@ class CompiledProgram:
         given = self._static if outputs is None else self._given(binding, outputs)
         self._bind(list(binding.tensors.values()), given, binding)
 
-    def replayer(self, bound: Bound, scalars: Sequence[object]) -> Callable[[], None] | None:  # noqa: ARG002
+    def replayer(self, bound: Bound, scalars: Sequence[object]) -> Callable[[], None] | None:
         """What runs this set of tensors without going through ``execute``, where there is something."""
         return None
 

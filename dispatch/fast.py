@@ -100,5 +100,8 @@ class FastCall:
 
     def _kept(self, out: Any) -> torch.Tensor:
         """The result of a replay: it lies in ``out`` or in the program's static output."""
-        result: torch.Tensor = self._static if out is None else out
-        return result.clone() if out is None and self._plan.copies_outputs else result
+        if out is not None:
+            given: torch.Tensor = out
+            return given
+        assert self._static is not None, "a graph keeps its outputs"
+        return self._static.clone() if self._plan.copies_outputs else self._static

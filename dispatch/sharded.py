@@ -25,9 +25,7 @@ from hostir.types import Sym, Var, evaluate, is_whole
 _CURE: Final = ".redistribute(mesh, placements) gives it the layout that the program was made for"
 
 
-def lowered(
-    fusion: Fusion, mesh: Mesh | None, plan: str, device: torch.device | str | None, options: Mapping[str, Any]
-) -> ShardedExecutor:
+def lowered(fusion: Fusion, mesh: Mesh | None, plan: str, device: torch.device | str | None, options: Mapping[str, Any]) -> ShardedExecutor:
     """The executor of ``fusion``, lowered with ``plan``. ``options`` are those of HostIrExecutor."""
     full = propagate(fusion)
     p = lower(fusion, plan=plan, accepts=_accepts(device))
@@ -96,14 +94,16 @@ class ShardedExecutor(HostIrExecutor):
                 raise InputError(f"{where} is a DTensor, and the fusion has no mesh", program=self.sharded.name, cure=".to_local()")
             if not _same_mesh(s.mesh, a.device_mesh):
                 raise InputError(
-                    f"{where} lies on another mesh", program=self.sharded.name, expected=f"{s.mesh} ranks {list(s.mesh.layout) if s.mesh.shape else 'any'}",
-                    got=str(a.device_mesh), cure=_CURE,
+                    f"{where} lies on another mesh", program=self.sharded.name,
+                    expected=f"{s.mesh} ranks {list(s.mesh.layout) if s.mesh.shape else 'any'}", got=str(a.device_mesh), cure=_CURE,
                 )  # fmt: skip
             if not _same_placements(s, a.placements):
                 raise InputError(
                     f"{where} has other placements", program=self.sharded.name, expected=str(s), got=", ".join(map(str, a.placements)), cure=_CURE
                 )
-            if a.dim() != len(p.known.dims) or any(is_whole(d) and isinstance(d, int) and d != n for d, n in zip(p.known.dims, a.shape, strict=False)):
+            if a.dim() != len(p.known.dims) or any(
+                is_whole(d) and isinstance(d, int) and d != n for d, n in zip(p.known.dims, a.shape, strict=False)
+            ):
                 raise InputError(f"{where} has another shape", program=self.sharded.name, expected=p.type, got=list(a.shape))
             found.append(a.to_local())
         return found
@@ -129,8 +129,8 @@ def _is_dtensor(a: Any) -> bool:
 
 def _same_mesh(mesh: Mesh, other: Any) -> bool:
     if mesh.shape is None:
-        return len(mesh.names) == other.mesh.dim()
-    return tuple(other.mesh.shape) == mesh.shape and tuple(other.mesh.flatten().tolist()) == mesh.layout
+        return bool(len(mesh.names) == other.mesh.dim())
+    return bool(tuple(other.mesh.shape) == mesh.shape and tuple(other.mesh.flatten().tolist()) == mesh.layout)
 
 
 def _same_placements(s: Sharding, others: Sequence[Any]) -> bool:

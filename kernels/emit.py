@@ -15,12 +15,18 @@ from hostir.kernels.unfold import Unfold
 
 
 class Writer(Unfold):
-    """Writes one body with one tiling. ``in_place``: an output may be the memory of an input that is read."""
+    """Writes one body with one tiling. ``written``: the inputs whose memory is written too."""
 
-    def __init__(self, name: str, body: Body, tiling: Tiling, *, in_place: bool = False) -> None:
+    def __init__(self, name: str, body: Body, tiling: Tiling, written: frozenset[int] = frozenset()) -> None:
         super().__init__(body, tiling)
         self.name = name
-        self.in_place = in_place
+        self.waits = any(isinstance(v, Load) and v.buffer in written and self._repeated(v) for v in body.values())
+
+    def _repeated(self, v: Load) -> bool:
+        """Whether several threads load one element: the tile has fewer elements than threads, or the load does not move along all of it."""
+        tall, broad = self.t.row_block > 1, bool(self.t.cols) or self.t.fold != "none"
+        whole = (not tall or self.along(v.layout, "rows")) and (not broad or self.along(v.layout, "cols"))
+        return not whole or self.t.row_block * self.t.col_block < 32 * self.t.num_warps
 
     def source(self) -> Source:
         """The finished kernel."""
@@ -111,8 +117,8 @@ class Writer(Unfold):
     def _store(self, stores: Sequence[Store]) -> None:
         """Everything is computed before anything is written."""
         ready = [(s, self.name_of(rounded(self.value(s.value), register(s.value.dtype), s.dtype))) for s in stores]
-        if ready and self.in_place and self.t.row_block * self.t.col_block < 32 * self.t.num_warps:
-            self.line("tl.debug_barrier()")  # lanes that hold the same element must all have read it
+        if ready and self.waits:
+            self.line("tl.debug_barrier()")  # threads that hold the same element must all have read it
         for s, value in ready:
             address = self.address(s.buffer, s.dtype, s.layout)
             if isinstance(s.value, State):

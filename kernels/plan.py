@@ -89,8 +89,8 @@ def make(fusion: Fusion, shape: Shape, target: Target, name: str | None = None) 
         scheduler = scheduler_of(body)
         plan.schedulers.append(scheduler)
         tiling = _SCHEDULERS[scheduler](body, target, is_wide(body))
-        touched = written & {v.buffer for v in body.values() if isinstance(v, Load)}
-        plan.sources.append(Writer(f"{label}_{k}" if len(parts.bodies) > 1 else label, body, tiling, in_place=bool(touched)).source())
+        title = f"{label}_{k}" if len(parts.bodies) > 1 else label
+        plan.sources.append(Writer(title, body, tiling, written).source())
     return plan
 
 

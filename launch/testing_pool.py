@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hostir.launch.crew import Crew
     from hostir.launch.report import Report
 
-_MAX_PROCESSES: Final = 8  # that stay; a larger crew is alone
+_MAX_PROCESSES: Final = 24  # that stay; a larger crew is alone
 _MARGIN: Final = 1.0  # seconds beyond its timeout that a body may take: a communication that times out says more
 _START: Final = 120.0  # seconds for processes to come up
 _STAY_HERE: Final = ("request", "capsys", "capsysbinary", "capfd", "capfdbinary", "caplog", "recwarn", "pytester")

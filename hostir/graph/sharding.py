@@ -8,7 +8,7 @@ A sharded dimension is cut by the ceil rule: chunk i of c = ceil(n / size) eleme
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, overload
 
 from hostir.mesh import Mesh
 from hostir.types import Dim, Operand, binary, minimum, simplify
@@ -102,7 +102,7 @@ def even(n: Dim, parts: Dim) -> bool:
     if isinstance(parts, int) and parts == 1:
         return True
     if not isinstance(parts, int):
-        return simplify(binary("-", binary("*", binary("//", n, parts), parts), n)) == 0 if isinstance(n, int) and n == 0 else False
+        return False
     if isinstance(n, int):
         return n % parts == 0
     rest = simplify(binary("%", n, parts))
@@ -121,6 +121,15 @@ def part(n: Dim, parts: Dim, index: Operand) -> tuple[Operand, Dim]:
     return start, simplify(binary("-", stop, start))  # type: ignore[return-value]
 
 
+def simplified(d: Dim) -> Dim:
+    """A size in its normal form."""
+    return simplify(d)  # type: ignore[return-value]
+
+
+@overload
+def times(a: Dim, b: Dim) -> Dim: ...
+@overload
+def times(a: Operand, b: Operand) -> Operand: ...
 def times(a: Operand, b: Operand) -> Operand:
     """a · b without products by 1 and 0."""
     for x, y in ((a, b), (b, a)):
@@ -129,6 +138,10 @@ def times(a: Operand, b: Operand) -> Operand:
     return binary("*", a, b)
 
 
+@overload
+def plus(a: Dim, b: Dim) -> Dim: ...
+@overload
+def plus(a: Operand, b: Operand) -> Operand: ...
 def plus(a: Operand, b: Operand) -> Operand:
     """a + b without sums with 0."""
     if isinstance(a, int) and a == 0:

@@ -232,41 +232,52 @@ def _verb(m: Move, u: Use) -> str:
     return "signals" if isinstance(m.step.op, Comm) and m.step.op.kind == "signal" else "writes" if u.write else "reads"
 
 
-def _whose(peer: bool) -> str:
-    return "a peer's" if peer else "its own"
-
-
 def _find_unwritten(p: Program, clock: _Clock, order: Order, findings: Findings, texts: Texts) -> None:
     """Reads of symmetric memory that the writes before them do not cover. Without races every write is before a read or after it."""
     places: dict[Place, list[tuple[int, Use]]] = {}
     filled: set[Place] = {(rank, b, 0) for rank in clock.ranks for b in p.params if isinstance(b, Buffer)}
     for i, (rank, m) in enumerate(clock.entered):
         for u in _data(m):
-            place = _place(clock.ranks[rank].cohort, u)
-            if u.root.buffer.type.memory == "symmetric" and u.layout.numel and not isinstance(m.step.op, Free):
+            if u.root.buffer.type.memory == "symmetric" and not isinstance(m.step.op, Free):
+                place = _place(clock.ranks[rank].cohort, u)
+                places.setdefault(place, []).append((i, u))
                 if isinstance(m.step.op, Alloc):
                     filled.add(place)
-                places.setdefault(place, []).append((i, u))
     for place, found in places.items():
         if place in filled:
             continue
-        at, layouts = np.array([i for i, u in found if u.write], np.int64), [u.layout for _, u in found if u.write]
-        known: dict[bytes, Written] = {}
+        contents = _Contents([(i, u) for i, u in found if u.write], order)
         for i, u in found:
-            if u.write:
-                continue
-            same = order.lane[at] == order.lane[i]
-            done = np.where(same, order.clock[at] < order.clock[i], order.known[order.version[i], order.lane[at]] >= order.clock[at])
-            if (written := known.get(done.tobytes())) is None:
-                written = known[done.tobytes()] = Written()
-                for layout in {layouts[k] for k in np.flatnonzero(done)}:
-                    written.add(layout)
-            if not written.covers(u.layout):
+            if not u.write and u.layout.numel and not contents.covers(i, u.layout):
                 rank, m = clock.entered[i]
-                name = u.root.buffer.name
-                what = f"this reads elements of {_whose(place[0] != rank)} %{name} that nothing has written by then"
+                name, whose = u.root.buffer.name, "a peer's" if place[0] != rank else "its own"
+                what = f"this reads elements of {whose} %{name} that nothing has written by then"
                 where = texts.place(m.step.op, m.at, f"rank {rank} reads %{name} of rank {place[0]}")
-                findings.add(
-                    ("peer", id(m.step.op), u.root.buffer), {rank},
-                    lambda what=what, where=where, name=name: Diagnostic("unwritten", what, (where,), cure=f"write all of %{name} there first"),  # type: ignore[misc]
-                )  # fmt: skip
+                diagnostic = Diagnostic("unwritten", what, (where,), cure=f"write all of %{name} there first")
+                findings.add(("peer", id(m.step.op), u.root.buffer), {rank}, lambda d=diagnostic: d)  # type: ignore[misc]
+
+
+class _Contents:
+    """What has been written of one buffer when a move begins."""
+
+    def __init__(self, writes: Sequence[tuple[int, Use]], order: Order) -> None:
+        self.order = order
+        self.at = np.array([i for i, _ in writes], np.int64)
+        self.layouts = [u.layout for _, u in writes]
+        self._alike: dict[Layout, list[int]] = {}
+        self._known: dict[bytes, Written] = {}
+        for i, u in writes:
+            self._alike.setdefault(u.layout, []).append(i)
+
+    def covers(self, i: int, layout: Layout) -> bool:
+        """Most reads are of what one write wrote; only the others look at all that are before them."""
+        if any(self.order.before(k, i) for k in self._alike.get(layout, ())):
+            return True
+        order, at = self.order, self.at
+        same = order.lane[at] == order.lane[i]
+        done = np.where(same, order.clock[at] < order.clock[i], order.known[order.version[i], order.lane[at]] >= order.clock[at])
+        if (written := self._known.get(done.tobytes())) is None:
+            written = self._known[done.tobytes()] = Written()
+            for one in {self.layouts[k] for k in np.flatnonzero(done)}:
+                written.add(one)
+        return written.covers(layout)

@@ -6,24 +6,25 @@ tree, so the program is right as it stands; streams only say what may overlap.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from hostir.graph.fusion import Op, TensorView
+from hostir.graph.sharding import plus, times
 from hostir.graph.show import identifier
 from hostir.graph.table import TABLE
-from hostir.ir.nodes import MAIN, Alloc, Axis, Buffer, Program, ProgramData, Stream
+from hostir.ir.nodes import MAIN, Axis, Buffer, Program, ProgramData, Stream
 from hostir.mesh import Mesh
 from hostir.passes import emit_moves, emit_parts, emit_views, places
 from hostir.passes.homes import Homes, Path
 from hostir.passes.loops import LoopAxis, Where, changed_axis, is_move
 from hostir.passes.plan import part_of
-from hostir.passes.sizes import chunk, local_dims, local_type, plus, times
+from hostir.passes.sizes import chunk, local_dims, local_type
 from hostir.passes.tree import Finish, Item, Loop, Segment, Sum, Tree
 from hostir.passes.unit_builder import UnitBuilder, unit_name
-from hostir.passes.writer import COMM, Writer
+from hostir.passes.writer import Writer
 from hostir.types import Dim, DType, Operand, Rank, TensorType, Var, binary, same
 
 NUM_STREAMS: Final = 4
@@ -113,7 +114,7 @@ class Emitter:
         if not self.num_ranks or s is None or not t.dims:
             return t
         first = times(t.dims[0], places.indicator(s.mesh.layout, self.num_ranks))
-        return TensorType(t.dtype, (first, *t.dims[1:]), t.memory)  # type: ignore[arg-type]
+        return TensorType(t.dtype, (first, *t.dims[1:]), t.memory)
 
     def _guard(self, tv: TensorView, b: Buffer) -> None:
         dims = local_dims(tv)
@@ -127,9 +128,8 @@ class Emitter:
             self.stored[tv] = Stored(b)
         out = s.ops[0].outs[0].sharding
         assert out is not None
-        if is_move(s.ops[0]) and changed_axis(s.ops[0]) is None:
-            self.segment(s)
-        elif set(out.mesh.layout) == set(range(self.num_ranks)):
+        crosses = is_move(s.ops[0]) and changed_axis(s.ops[0]) is None
+        if crosses or set(out.mesh.layout) == set(range(self.num_ranks)):
             self.segment(s)
         else:
             with self.w.when(places.member(out.mesh.layout)):
@@ -170,10 +170,10 @@ class Emitter:
             emit_parts.after(self, state)
 
     @contextmanager
-    def _streams(self, loop: Loop) -> Iterator[object]:
+    def _streams(self, loop: Loop) -> Iterator[Callable[[Var], None]]:
         """A loop with whole collectives in its body has its trips on streams that take turns; else only communication is aside."""
         kept = self.w.stream, self.w.comm_stream
-        turns = kept[0] is MAIN and loop.rotation is None and _collectives(loop, self.loops) and not _has_sums(loop, loop.axis)
+        turns = kept[0] is MAIN and loop.rotation is None and _collectives(loop) and not _has_sums(loop, loop.axis)
 
         def index(var: Var) -> None:
             if turns:
@@ -229,7 +229,7 @@ class Emitter:
             axis = self.loops.of(tv, d)
             if axis is not None and axis in inside and not (c := chunk(tv, d, axis, self.index[axis])).full:
                 short[d] = (0, c.size)
-        return Stored(self.w.spans(b, short), inside)  # type: ignore[arg-type]
+        return Stored(self.w.spans(b, short), inside)
 
     # ---- reading and writing
 
@@ -317,7 +317,9 @@ class Emitter:
         letters = iter("abcdefghijklmnopqrstuvwxyz")
         for op in s.ops:
             axes = self.loops.axes[op]
-            entries = sorted(zip(axes.ins, self.inside(s, op)[0], axes.where or [("x", 0)] * len(axes.ins), strict=True), key=lambda e: _place(op, e[2]))
+            entries = sorted(
+                zip(axes.ins, self.inside(s, op)[0], axes.where or [("x", 0)] * len(axes.ins), strict=True), key=lambda e: _place(op, e[2])
+            )
             for (tv, _), where, (name, _) in entries:
                 if tv not in made and id(b := self.read(tv, where)) not in params:
                     params[id(b)] = ub.tensor(b, name if len(s.ops) == 1 else next(letters, "p"))
@@ -425,13 +427,10 @@ def _segments(items: tuple[Item, ...]) -> list[Segment]:
     return [s for i in items for s in ((i,) if isinstance(i, Segment) else _segments(i.body) if isinstance(i, Loop) else ())]
 
 
-def _collectives(loop: Loop, loops: object) -> bool:
+def _collectives(loop: Loop) -> bool:
     """Whether a communication in the body waits for what the body computes, trip by trip."""
     return any(s.kind == "communication" and s.how != "broadcast" for s in _segments(loop.body))
 
 
 def _has_sums(loop: Loop, axis: LoopAxis) -> bool:
     return any(axis in x.loops for s in _segments(loop.body) for x in s.sums)
-
-
-__all__ = ["COMM", "Alloc", "Emitter", "Stored", "emit"]

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from hostir.errors import BuildError
 from hostir.graph.fusion import TensorView
-from hostir.graph.sharding import Partial, Replicate, Shard, Sharding
+from hostir.graph.sharding import Partial, Replicate, Sharding, times
 from hostir.graph.show import identifier
 from hostir.ir.nodes import Buffer
 from hostir.passes.places import ME, indicator, member
 from hostir.passes.tree import Segment
-from hostir.types import Cmp, Dim, TensorType, binary
+from hostir.types import Cmp, Dim, TensorType
 
 if TYPE_CHECKING:
     from hostir.passes.emit import Emitter
@@ -59,7 +59,7 @@ def _box_of(tv: TensorView, s: Sharding, rank: int) -> Box:
     at = s.mesh.coordinates(rank)
     box = []
     for d, n in enumerate(tv.known.dims):
-        start, stop = 0, int(n)  # type: ignore[call-overload]
+        start, stop = 0, int(n)
         for axis in s.axes_of(d):
             size = -(-(stop - start) // s.mesh.sizes[s.mesh.names.index(axis)])
             start, stop = min(start + at[axis] * size, stop), min(start + (at[axis] + 1) * size, stop)
@@ -98,7 +98,7 @@ def _part(em: Emitter, b: Buffer, have: Box, box: Box) -> Buffer:
         guarded = d == 0 and id(b) in em.guarded
         if guarded or (start, stop) != (first, past) or not isinstance(b.type.dims[d], int):
             spans[d] = (start - first, stop - start)
-    return em.w.spans(b, spans)  # type: ignore[arg-type]
+    return em.w.spans(b, spans)
 
 
 def _send(em: Emitter, piece: Piece, have: Box, want: Box, x: Buffer, y: Buffer) -> None:
@@ -116,15 +116,15 @@ def _send(em: Emitter, piece: Piece, have: Box, want: Box, x: Buffer, y: Buffer)
 def _broadcast(em: Emitter, old: Sharding, new: Sharding, out: TensorView, x: Buffer, y: Buffer) -> None:
     """From the first sender to all receivers that have nothing yet."""
     w = em.w
-    whole: Box = tuple((0, int(n)) for n in out.known.dims)  # type: ignore[arg-type]
+    whole: Box = tuple((0, int(n)) for n in out.known.dims)
     already = [r for r in new.mesh.layout if r in old.mesh.layout]
     root = next((r for r in old.mesh.layout if r in already), old.mesh.layout[0])
     others = [r for r in new.mesh.layout if r not in old.mesh.layout]
     team = (root, *others)
     target = y
     if root not in already:  # it is no receiver, so it needs a buffer to send from
-        dims = (binary("*", whole[0][1], indicator(team, em.num_ranks)), *out.known.dims[1:]) if whole else ()
-        target = w.alloc(identifier(out.name), TensorType(out.dtype, dims))  # type: ignore[arg-type]
+        dims = (times(whole[0][1], indicator(team, em.num_ranks)), *out.known.dims[1:]) if whole else ()
+        target = w.alloc(identifier(out.name), TensorType(out.dtype, dims))
         em.guarded[id(target)] = whole[0][1] if whole else 0
     with w.when(member(sorted({root, *already}))):
         with w.when(Cmp("==", ME, root)):
@@ -147,7 +147,7 @@ def _reduce(em: Emitter, source: TensorView, out: TensorView, x: Buffer, y: Buff
     (p,) = old.placements
     assert isinstance(p, Partial)
     w, team = em.w, old.mesh.layout
-    whole: Box = tuple((0, int(n)) for n in out.known.dims)  # type: ignore[arg-type]
+    whole: Box = tuple((0, int(n)) for n in out.known.dims)
     inside = [r for r in new.mesh.layout if r in team]
     others = [r for r in new.mesh.layout if r not in team]
     with w.when(member(team)):
@@ -163,6 +163,3 @@ def _reduce(em: Emitter, source: TensorView, out: TensorView, x: Buffer, y: Buff
     for r in others:
         with w.when(Cmp("==", ME, r)):
             w.comm("recv", _part(em, y, whole, whole), None, source=(inside or [team[0]])[0])
-
-
-__all__ = ["Piece", "Shard", "cross"]

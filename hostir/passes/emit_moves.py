@@ -122,7 +122,7 @@ def gather(em: Emitter, place: _Place, x: Buffer, d: int, size: Dim) -> None:
         place.comm("allgather", place.buffer(), x, dim=d)
         return
     most = ceil_div(n, size)
-    whole = place.temporary({d: times(most, size)})  # type: ignore[dict-item]
+    whole = place.temporary({d: times(most, size)})
     place.comm("allgather", whole, padded(em, x, {d: most}), dim=d)
     place.alias(em.w.narrow(whole, d, 0, n))
 
@@ -134,7 +134,7 @@ def reduce_scatter(em: Emitter, place: _Place, x: Buffer, d: int, size: Dim, op:
         return
     most = ceil_div(n, size)
     mine = place.temporary({d: most})
-    place.comm("reduce_scatter", mine, padded(em, x, {d: times(most, size)}), op=op, dim=d)  # type: ignore[dict-item]
+    place.comm("reduce_scatter", mine, padded(em, x, {d: times(most, size)}), op=op, dim=d)
     place.alias(em.w.narrow(mine, d, 0, place.dims[d]))
 
 
@@ -144,9 +144,8 @@ def exchange(em: Emitter, place: _Place, x: Buffer, split: int, cat: int, size: 
         place.comm("alltoall", place.buffer(), x, split=split, cat=cat)
         return
     cut, part_of_cat = ceil_div(n, size), ceil_div(m, size)
-    sent = padded(em, x, {split: times(cut, size), cat: part_of_cat})  # type: ignore[dict-item]
-    got = place.temporary({split: cut, cat: times(part_of_cat, size)})  # type: ignore[dict-item]
+    sent = padded(em, x, {split: times(cut, size), cat: part_of_cat})
+    got = place.temporary({split: cut, cat: times(part_of_cat, size)})
     place.comm("alltoall", got, sent, split=split, cat=cat)
     spans: dict[int, tuple[Operand, Dim]] = {split: (0, place.dims[split]), cat: (0, m)}
     place.alias(em.w.spans(got, spans))
-

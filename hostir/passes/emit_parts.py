@@ -18,7 +18,7 @@ from hostir.passes.loops import changed_axis
 from hostir.passes.plan import Part, part_of
 from hostir.passes.sizes import chunk, local_dims
 from hostir.passes.tree import Loop, Segment
-from hostir.types import Cmp, Dim, DType, Operand, Rank, TensorType, Var, binary, same
+from hostir.types import Cmp, Dim, Operand, Rank, TensorType, Var, binary, same
 
 if TYPE_CHECKING:
     from hostir.passes.emit import Emitter
@@ -73,7 +73,7 @@ def before(em: Emitter, loop: Loop, p: Part) -> Travelling | None:
     return t
 
 
-def _before_fetch(em: Emitter, t: Travelling, shard: Operand) -> None:
+def _before_fetch(em: Emitter, t: Travelling, shard: Dim) -> None:
     from hostir.passes.emit_moves import padded
 
     x = em.read(t.source, ())
@@ -83,13 +83,13 @@ def _before_fetch(em: Emitter, t: Travelling, shard: Operand) -> None:
     if how == "ring" or (how == "direct" and not short):
         if (whole := _whole_target(em, t)) is not None and not short:
             t.buffer, t.whole = whole, True  # the result is kept in full: chunks arrive where they stay
-            em.w.copy(x, em.w.narrow(whole, d, times(Rank(t.part.axis), shard), shard))  # type: ignore[arg-type]
+            em.w.copy(x, em.w.narrow(whole, d, times(Rank(t.part.axis), shard), shard))
             return
     if how != "ring" and short:
-        t.own = t.buffer = padded(em, x, {d: shard})  # type: ignore[dict-item]
+        t.own = t.buffer = padded(em, x, {d: shard})
     if how in ("ring", "direct"):
         dims = list(x.type.dims)
-        dims[d] = shard if how == "ring" else t.most  # type: ignore[call-overload]
+        dims[d] = shard if how == "ring" else t.most
         t.buffer = em.w.alloc(identifier(t.out.name), TensorType(x.type.dtype, (2, *dims)), 0 if short else None)
         first = em.w.select(t.buffer, 0)
         if how == "ring":
@@ -107,10 +107,10 @@ def _whole_target(em: Emitter, t: Travelling) -> Buffer | None:
     return None
 
 
-def _before_reduce(em: Emitter, t: Travelling, shard: Operand) -> None:
+def _before_reduce(em: Emitter, t: Travelling, shard: Dim) -> None:
     d = t.part.dim
     dims = list(em.dims(t.out, em.path))
-    dims[d] = shard  # type: ignore[call-overload]
+    dims[d] = shard
     name = identifier(t.out.name)
     if t.part.segment.how == "ring":
         dtype = accumulator(t.out.dtype) if t.op in ("sum", "prod") else t.out.dtype
@@ -128,7 +128,9 @@ def _fuses(em: Emitter, t: Travelling) -> bool:
     """Whether the unit that makes the term can add it to what travels: it is in this loop, and nobody else reads the term."""
     maker = em.homes.maker.get(t.source)
     alone = em.homes.users.get(t.source) == [t.part.segment] and t.source not in em.homes.results
-    return maker is not None and alone and any(item is maker for item in t.loop.body) and not maker.sums and len(list(em.homes.read_outside(maker))) == 1
+    return (
+        maker is not None and alone and any(item is maker for item in t.loop.body) and not maker.sums and len(list(em.homes.read_outside(maker))) == 1
+    )
 
 
 def trip(em: Emitter, loop: Loop, var: Var, states: list[Travelling | None]) -> None:
@@ -148,7 +150,7 @@ def trip(em: Emitter, loop: Loop, var: Var, states: list[Travelling | None]) -> 
             continue
         t.current = _chunk_of(em, t, owner, inner)
         if ring:
-            after_owner = binary("%", binary("+", owner, t.size - loop.rotation.step), t.size)  # type: ignore[operator]
+            after_owner = binary("%", binary("+", owner, t.size - loop.rotation.step), t.size)
             t.next = _chunk_of(em, t, after_owner, inner)
         else:
             t.next = _chunk_of(em, t, *position(loop, binary("+", var, 1))[:2])
@@ -336,6 +338,3 @@ def after(em: Emitter, t: Travelling | None) -> None:
         em.cast(result, em.target(t.out, ()))
     else:
         em.stored[t.out] = Stored(result, em.chunks(t.out, em.path))
-
-
-__all__ = ["DType", "Travelling", "after", "before", "in_loop", "trip"]

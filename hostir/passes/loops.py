@@ -138,7 +138,9 @@ class Loops:
         if isinstance(chunks, int) and isinstance(parts, int):
             trips = chunks // parts if even(chunks, parts) else 1
         elif not same(chunks, parts):
-            raise BuildError(f"%{tv.name} is sharded and streamed, and a size is not known", expected="numbers", got=f"{chunks} chunks on {parts} ranks")
+            raise BuildError(
+                f"%{tv.name} is sharded and streamed, and a size is not known", expected="numbers", got=f"{chunks} chunks on {parts} ranks"
+            )
         if trips > 1:
             size, whole = ceil_div(n, chunks), ceil_div(n, parts)
             if isinstance(size, int) and isinstance(whole, int) and size * trips != whole:
@@ -236,4 +238,3 @@ def _cut(tv: TensorView, dim: int) -> tuple[str, ...]:
 
 def _one_mesh(a: TensorView, b: TensorView) -> bool:
     return a.sharding is not None and b.sharding is not None and a.sharding.mesh.same_as(b.sharding.mesh)
-

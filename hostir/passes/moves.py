@@ -44,7 +44,9 @@ def _step(now: Sharding, new: Sharding) -> Sharding:
     open_axes = [n for n in names if now.on(n) != new.on(n)]
     for n in open_axes:
         if isinstance(new.on(n), Partial):
-            raise BuildError(f"a layout cannot become {new.on(n)} on {n}", got=str(now), expected=str(new), cure="only a reduction gives partial values")
+            raise BuildError(
+                f"a layout cannot become {new.on(n)} on {n}", got=str(now), expected=str(new), cure="only a reduction gives partial values"
+            )
     order = sorted(open_axes, key=lambda n: _rank(now.on(n), new.on(n)))
     for n in order:
         if _innermost(now, n, now.on(n)) and _innermost(now, n, new.on(n)) and not _in_the_way(now, new, n):

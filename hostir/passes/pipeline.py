@@ -164,7 +164,12 @@ def run(value: Value, steps: Sequence[tuple[Pass, Mapping[str, Any]]]) -> Value:
 
 def _check(value: Value) -> None:
     """Under HOSTIR_DEBUG a program is verified after every pass, where its sizes are known."""
-    if isinstance(value, Program) and all(a.size is not None for a in value.axes) and not symbols(value) and not any(isinstance(x, Var) for x in value.params):
+    if (
+        isinstance(value, Program)
+        and all(a.size is not None for a in value.axes)
+        and not symbols(value)
+        and not any(isinstance(x, Var) for x in value.params)
+    ):
         verify(value)
 
 

@@ -15,7 +15,7 @@ from hostir.graph.copy import copied
 from hostir.graph.fusion import Fusion
 from hostir.graph.sharding import Sharding, plus, times
 from hostir.mesh import Mesh
-from hostir.types import Both, Cmp, Either, Operand, Predicate, Rank, binary, maximum, minimum
+from hostir.types import Both, Cmp, Dim, Either, Operand, Predicate, Rank, binary, maximum, minimum
 
 WORLD: Final = "world"
 ME: Final = Rank(WORLD)
@@ -61,22 +61,28 @@ def member(ranks: Sequence[int]) -> Predicate:
     return found
 
 
-def indicator(ranks: Sequence[int], num_ranks: int) -> Operand:
+def indicator(ranks: Sequence[int], num_ranks: int) -> Dim:
     """1 on ``ranks``, 0 elsewhere, as a size can say it."""
     if set(ranks) >= set(range(num_ranks)):
         return 1
-    total: Operand = 0
+    total: Dim = 0
     for a, b in runs(ranks):
         total = plus(total, _between(a, b))
     return total
 
 
-def _between(a: int, b: int) -> Operand:
+def _between(a: int, b: int) -> Dim:
+    """1 on ranks a to b, 0 elsewhere."""
     if a == b:
-        return binary("-", 1, minimum(1, maximum(binary("-", ME, a), binary("-", a, ME))))
+        return _size(binary("-", 1, minimum(1, maximum(binary("-", ME, a), binary("-", a, ME)))))
     low = minimum(1, maximum(0, ME if a == 1 else binary("-", ME, a - 1)))
     high = minimum(1, maximum(0, binary("-", b + 1, ME)))
-    return high if a == 0 else binary("*", low, high)
+    return _size(high if a == 0 else binary("*", low, high))
+
+
+def _size(e: Operand) -> Dim:
+    assert not isinstance(e, float)
+    return e
 
 
 def position(ranks: Sequence[int]) -> Operand:

@@ -83,7 +83,9 @@ class _Planner:
         why = self._why_not(loop, comms, parts, axis)
         if why is not None:
             if wanted and parts:
-                raise PlanError(f"the loop over {loop.axis} cannot be a {self.how if self.how != 'auto' else 'ring'} over {axis}: {why}", cure='plan="collective"')
+                raise PlanError(
+                    f"the loop over {loop.axis} cannot be a {self.how if self.how != 'auto' else 'ring'} over {axis}: {why}", cure='plan="collective"'
+                )
             return self._collective(loop, parts)
         if not wanted and _float_sums(loop):
             return self._collective(loop, parts)  # ranks would add in different orders

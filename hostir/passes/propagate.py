@@ -42,7 +42,7 @@ def whole_meshes(g: Fusion) -> None:
         s = tv.sharding
         parent = None if s is None else s.mesh.parent
         if s is not None and parent is not None and any(m.same_as(parent) for m in meshes):
-            placed = {n: p for n, p in zip(s.mesh.names, s.placements, strict=True)}
+            placed = dict(zip(s.mesh.names, s.placements, strict=True))
             tv.sharding = Sharding(parent, tuple(placed.get(n, Replicate()) for n in parent.names))
 
 

@@ -29,5 +29,3 @@ def schedule(
 
 def _syncs(p: Program) -> set[int]:
     return {id(s) for s in every(p.body) if isinstance(s, Sync)}
-
-

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 from hostir.graph.copy import copied
 from hostir.graph.fusion import Fusion, TensorView
-from hostir.graph.sharding import Sharding, ceil_div, even, part, plus, times
+from hostir.graph.sharding import Sharding, ceil_div, even, part, times
 from hostir.passes.loops import LoopAxis
 from hostir.types import Dim, Expr, Leaf, Operand, Sym, TensorType, binary, leaves, minimum, product, simplify, substitute
 
@@ -69,7 +71,7 @@ def bound_symbols(f: Fusion) -> Fusion:
         for d, n in enumerate(p.known.dims):
             if isinstance(n, Sym) and n.name not in bound and n.name not in swap and p.sharding is not None:
                 parts = product(tuple(p.sharding.mesh.axis_size(a) for a in p.sharding.axes_of(d)))
-                swap[n.name] = times(Sym(f"{n.name}_part"), parts)  # type: ignore[assignment]
+                swap[n.name] = times(Sym(f"{n.name}_part"), parts)
     if not swap:
         return f
     g = copied(f)
@@ -83,8 +85,6 @@ def bound_symbols(f: Fusion) -> Fusion:
             tv.type = TensorType(tv.type.dtype, dims, tv.type.memory)
     for i, op in enumerate(g.ops):
         if any(isinstance(leaf, Sym) and leaf.name in swap for leaf in _numbers(op.args, op.attrs)):
-            from dataclasses import replace
-
             new = replace(op, args=_replaced(op.args, one), attrs=_replaced(op.attrs, one))
             for o in new.outs:
                 o.definition = new
@@ -102,10 +102,7 @@ def _numbers(*values: object) -> list[Leaf]:
     return found
 
 
-def _replaced(v: object, one: object) -> object:
+def _replaced(v: Any, one: Callable[[Leaf], Operand]) -> Any:
     if isinstance(v, tuple):
         return tuple(_replaced(x, one) for x in v)
-    return substitute(v, one) if isinstance(v, Expr) else v  # type: ignore[arg-type]
-
-
-__all__ = ["Chunk", "bound_symbols", "chunk", "local_dim", "local_dims", "local_type", "plus"]
+    return substitute(v, one) if isinstance(v, Expr) else v

@@ -88,8 +88,13 @@ def show_annotated(f: Fusion) -> str:
 class _Annotated(Parser):
     """The grammar of units with what stands in braces."""
 
-    def unit_head(self, fusion: Fusion) -> None:
+    def __init__(self, text: Text) -> None:
+        self.pending: list[tuple[TensorView, list[tuple[str, object]]]] = []
         self.meshes: dict[str, Mesh] = {}
+        super().__init__(text)
+
+    def unit_head(self, fusion: Fusion) -> None:
+        self.meshes.clear()
         while self.accept("mesh"):
             name = self.next().text if self.token.kind == "id" else ""
             self.expect("(")
@@ -100,11 +105,7 @@ class _Annotated(Parser):
             self.meshes[name] = Mesh(sizes, tuple(a.name for a in axes), ranks=ranks)
         for p, items in self.pending:
             self._apply(p, items)
-        self.pending = []
-
-    def __init__(self, text: Text) -> None:
-        self.pending: list[tuple[TensorView, list[tuple[str, object]]]] = []
-        super().__init__(text)
+        self.pending.clear()
 
     def note(self, tv: TensorView, *, late: bool = False) -> None:
         """``{ item, … }`` after a tensor; parameters wait for the meshes, which stand after them."""
@@ -140,7 +141,7 @@ class _Annotated(Parser):
         self.fail(f"{token.text} is no placement", token, expected="shard, replicate or partial")
 
     def _apply(self, tv: TensorView, items: list[tuple[str, object]]) -> None:
-        named = dict((k, v) for k, v in items if k != "stream")
+        named = {k: v for k, v in items if k != "stream"}
         name = str(named.pop("on", ""))
         if named:
             if name not in self.meshes:

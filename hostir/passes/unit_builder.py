@@ -11,9 +11,10 @@ from typing import Any, Final
 
 from hostir.graph.axes import COMBINES
 from hostir.graph.fusion import Fusion, Op, TensorView
+from hostir.graph.sharding import simplified
 from hostir.graph.table import TABLE, apply, bound_of
 from hostir.ir.nodes import Argument, Buffer, Unit
-from hostir.types import Dim, Expr, Operand, Predicate, Sym, Var, is_whole, key, simplify
+from hostir.types import Dim, Expr, Operand, Predicate, Sym, Var, is_whole, key
 
 COMBINE: Final = {comm: op for comm, op in COMBINES.values() if not op.startswith("logical")}
 
@@ -33,7 +34,7 @@ class UnitBuilder:
         return self.fusion.input(dims, b.type.dtype, name=name)
 
     def _symbol(self, d: Dim) -> Dim:
-        d = simplify(d)  # type: ignore[assignment]
+        d = simplified(d)
         if not isinstance(d, Expr):
             return d
         if isinstance(d, Sym):
@@ -45,10 +46,11 @@ class UnitBuilder:
 
     def size(self, d: Dim) -> Dim:
         """A size inside the unit: a constant, one of its symbols, or a number that is passed."""
-        d = simplify(d)  # type: ignore[assignment]
+        d = simplified(d)
         if isinstance(d, Expr) and key(d) in self._sizes:
             return self._sizes[key(d)]
-        return self.number(d)  # type: ignore[return-value]
+        passed: Dim = self.number(d)
+        return passed
 
     def number(self, e: Any) -> Any:
         """A host number inside the unit."""
@@ -140,4 +142,3 @@ def unit_name(ops: Sequence[Op], suffix: str = "") -> str:
     names = [op.name.split(".")[1] if "." in op.name else op.name for op in ops]
     busy = [n for n in names if n not in TABLE or not TABLE[n].view] or names
     return "_".join(busy[:3]) + suffix
-

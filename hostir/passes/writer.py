@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from hostir.errors import Location
@@ -84,7 +84,7 @@ class Writer:
             return b
         return self.spans(b, {dim: (start, size)})
 
-    def spans(self, b: Buffer, where: dict[int, tuple[Operand, Dim]]) -> Buffer:
+    def spans(self, b: Buffer, where: Mapping[int, tuple[Operand, Dim]]) -> Buffer:
         """Several dimensions narrowed in one view."""
         if not where:
             return b

@@ -31,12 +31,12 @@ class Report:
 
 
 def plan(
-    fn: Callable[..., Any] | Fusion, *args: torch.Tensor, target: Target | None = None, outs: Sequence[torch.Tensor | None] | None = None
+    fn: Callable[..., Any] | Fusion, *args: torch.Tensor | None, target: Target | None = None, outs: Sequence[torch.Tensor | None] | None = None
 ) -> Plan:
-    """The plan on a GPU for arguments like these (meta tensors will do)."""
-    f = fn if isinstance(fn, Fusion) else hir.trace(fn, *(hir.spec(tuple(a.shape), a.dtype) for a in args))
+    """The plan on a GPU for arguments like these (meta tensors will do; None stands for a number)."""
+    f = fn if isinstance(fn, Fusion) else hir.trace(fn, *(hir.spec(tuple(a.shape), a.dtype) for a in args if a is not None))
     given = tuple(None if o is None else layout_of(o) for o in outs or [None] * len(f.results))
-    return make(f, Shape(tuple(layout_of(a) for a in args), given), target or Target(interpret=False))
+    return make(f, Shape(tuple(None if a is None else layout_of(a) for a in args), given), target or Target(interpret=False))
 
 
 def compiled(p: Plan, arch: int, folder: Path) -> list[Report]:

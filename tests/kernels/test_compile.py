@@ -21,6 +21,7 @@ from hostir.kernels.tiling import Target
 from hostir.torch_types import to_torch
 from hostir.types import DTYPES
 from tests.kernels.compiling import compiled, plan
+from tests.unit.kernels.test_plan import traced
 
 pytest.importorskip("triton.backends.nvidia")
 SHARED = 232_448
@@ -95,17 +96,18 @@ def test_wide_offsets_compile(tmp_path: Path) -> None:
     assert all(r.spill_bytes == 0 for r in compiled(p, 90, tmp_path))
 
 
-def test_in_place_in_small_tiles_waits_for_all_lanes(tmp_path: Path) -> None:
-    fn, args = (lambda c, a: c + a), (meta(2, 3, dtype=F32), meta(2, 3, dtype=F32))
-    from tests.unit.kernels.test_plan import traced
-
-    f = traced(fn, (2, 3), (2, 3))
-    layout = Layout((2, 3), (3, 1))
-    p = make(f, Shape((layout, layout), (layout,), same=frozenset({(0, 0)})), Target(False))
-    assert "tl.debug_barrier()" not in plan(fn, *args).sources[0].text
-    small = p.sources[0]
-    assert "tl.debug_barrier()" in small.text or small.num_warps * 32 <= 128
-    compiled(p, 90, tmp_path)
+def test_an_element_that_several_threads_read_is_written_after_all_have(tmp_path: Path) -> None:
+    f = traced(lambda c, x: (c + x.sum(1), x * c.unsqueeze(1)), (64,), (64, 256))
+    c, x = Layout((64,), (1,)), Layout((64, 256), (256, 1))
+    p = make(f, Shape((c, x), (c, None), same=frozenset({(0, 0)})), Target(False))
+    assert not p.copies
+    (report,) = compiled(p, 90, tmp_path)
+    assert "tl.debug_barrier()" in p.sources[0].text
+    assert report.ptx.count("bar.sync") >= 1
+    assert "barrier" not in make(f, Shape((c, x), (None, None)), Target(False)).sources[0].text
+    big = traced(lambda c, a: c + a, (1 << 20,), (1 << 20,))
+    whole = Layout((1 << 20,), (1,))
+    assert "barrier" not in make(big, Shape((whole, whole), (whole,), same=frozenset({(0, 0)})), Target(False)).sources[0].text
 
 
 @pytest.mark.parametrize("kind", ["f64", "f32", "bf16", "i64", "i8", "u8", "bool"])

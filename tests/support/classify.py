@@ -18,7 +18,8 @@ from hostir.ir.parse import parse_program
 from hostir.ir.race import happens_before
 from hostir.ir.verify import Report, verify
 from hostir.mesh import Mesh
-from tests.support.interleave import Malformed, Outcome, Stuck, World
+from tests.support.actions import Malformed, Stuck
+from tests.support.interleave import Outcome, World
 from tests.support.mutations import Mutant
 
 REJECTED, EQUIVALENT, OTHER, SAME_VALUE, ESCAPED = "rejected", "equivalent", "another value", "another order, same value", "escaped"

@@ -18,8 +18,9 @@ from hostir.mesh import Mesh
 from hostir.passes.schedule import schedule
 from hostir.types import Expr
 from tests.support.classify import Judge
+from tests.support.made import Made
 from tests.support.mutations import Block, edited, mutants
-from tests.support.programs import Made, generated
+from tests.support.programs import generated
 
 KINDS: Final = frozenset({"drop sync", "sync earlier", "sync later", "turn sync", "stream", "event elsewhere", "drop event", "swap statements"})
 
@@ -43,7 +44,11 @@ def disturbed(made: Made, rng: random.Random) -> Program:
 def thrown_in(made: Made, rng: random.Random) -> Program:
     """The streams as wished for, and syncs anywhere between those whose index is a number."""
     p = made.parse().with_(scheduled=True)
-    used = {(s.stream.name, s.stream.index): s.stream for s in every(p.body) if isinstance(s, (Call, Comm, Group)) and not isinstance(s.stream.index, Expr)}
+    used = {
+        (s.stream.name, s.stream.index): s.stream
+        for s in every(p.body)
+        if isinstance(s, (Call, Comm, Group)) and not isinstance(s.stream.index, Expr)
+    }
     streams = [MAIN, *(s for s in used.values() if s.name != MAIN.name)]
     parts = {id(x) for g in every(p.body) if isinstance(g, Group) for x in g.body}
     often = rng.choice([2, 3, 6])

@@ -10,57 +10,20 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias, assert_never
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from hostir.ir.nodes import Alloc, Buffer, Call, Comm, Event, For, Free, Group, If, Program, Sync, View
+from hostir.ir.nodes import Alloc, Buffer, Call, Program
 from hostir.ir.regions import Layout
 from hostir.ir.walk import Instance, Lane, Region, Scope, Step, Walker, resolve_mesh
 from hostir.mesh import Mesh
 from hostir.types import Var
-from tests.support.machine import Free as FreeMachine
-from tests.support.machine import Machine, moved
-
-Array: TypeAlias = npt.NDArray[Any]
-MAIN: Final[Lane] = ("main", None)
-NEVER: Final = 1 << 30
-
-
-class Stuck(Exception):
-    """No action is ready and some have not run."""
-
-
-class Malformed(Exception):
-    """Communications that cannot be matched at all."""
-
-
-@dataclass(eq=False, slots=True)
-class Node:
-    """One action. ``key`` says what it is, the same in every graph of one program; ``begins`` marks the posting of a communication."""
-
-    key: tuple[Any, ...]
-    rank: int
-    lane: Lane
-    step: Step
-    run: Callable[[], None] | None = None
-    gate: Callable[[], bool] | None = None
-    reads: int = 0  # elements of the world's memory, as bits
-    writes: int = 0
-    num_before: int = 0
-    next: list[Node] = field(default_factory=list)
-    number: int = 0
-
-    def after(self, *before: Node) -> None:
-        for b in before:
-            b.next.append(self)
-        self.num_before += len(before)
-
-    def __repr__(self) -> str:
-        return f"<{self.key}>"
+from tests.support.actions import Array, Malformed, Node, Part, RankActions, Stuck
+from tests.support.machine import Free, Machine
+from tests.support.meetings import meet
 
 
 @dataclass(frozen=True)
@@ -75,20 +38,6 @@ class Outcome:
         return self.outputs == other.outputs and self.seen == other.seen and self.memory == other.memory
 
 
-@dataclass(eq=False, slots=True)
-class _Part:
-    """A communication of one rank: what it reads and writes, and its actions."""
-
-    step: Step
-    position: int
-    ins: list[Array]
-    outs: list[Array]
-    begin: Node
-    read: Node
-    write: Node
-    data: list[Array] = field(default_factory=list)
-
-
 class World:
     """A program on all its ranks. ``loose``: a communication ends when its own data has moved; else when all its members are there.
     ``serial``: every rank in program order, which is what the program means. ``tagged``: whatever writes, also a copy, marks what it
@@ -100,12 +49,12 @@ class World:
     ) -> None:  # fmt: skip
         self.program = p
         self.mesh = resolve_mesh(p, mesh)
-        self.machine = machine or FreeMachine()
+        self.machine = machine or Free()
         self.loose = loose
         self.tagged = tagged
         self.serial = serial or not p.scheduled
         self.nodes: list[Node] = []
-        self.parts: dict[int, list[_Part]] = {}
+        self.parts: dict[int, list[Part]] = {}
         self._seen: dict[int, int] = {}
         self._poisoned: dict[tuple[int, int], bytes] = {}
         named = {v.name: v for v in p.params if isinstance(v, Var)}
@@ -120,8 +69,8 @@ class World:
         self._bits = np.zeros(self._size, np.bool_)
         self._fill(p, walks)
         for rank, found in steps.items():
-            _Rank(self, rank).build(found)
-        self._meet()
+            RankActions(self, rank).build(found)
+        meet(self)
         self._outputs = [self.view(r, w.region(b)) for r, w in walks.items() for b in (*p.results, *sorted(p.inout, key=lambda b: b.name))]
         for i, n in enumerate(self.nodes):
             n.number = i
@@ -195,76 +144,6 @@ class World:
     def saw(self, n: Node, arrays: Sequence[Array]) -> None:
         self._seen[n.number] = self.machine.digest(arrays)
 
-    def _meet(self) -> None:
-        """Match communications by number: the k-th collective of a team, the k-th message from a to b, in program order."""
-        slots: dict[tuple[Any, ...], dict[int, _Part]] = {}
-        for rank, parts in self.parts.items():
-            count: dict[tuple[Any, ...], int] = {}
-            for part in parts:
-                c, team = part.step.op, part.step.team
-                assert isinstance(c, Comm)
-                if rank not in team:
-                    raise Malformed(f"rank {rank} is outside {team}")
-                if c.kind in ("send", "recv"):
-                    ends = (rank, part.step.peer) if c.kind == "send" else (part.step.peer, rank)
-                    key: tuple[Any, ...] = ("message", team, *ends)
-                    mine = c.kind
-                else:
-                    key, mine = ("collective", team), ""
-                number = count.get((*key, mine), 0)
-                count[*key, mine] = number + 1
-                slot = slots.setdefault((*key, number), {})
-                slot[(0 if c.kind == "send" else 1) if mine else rank] = part
-        for (kind, team, *_), slot in slots.items():
-            if kind == "message":
-                self._message(slot.get(0), slot.get(1))
-            else:
-                self._collective(team, slot)
-
-    def _message(self, send: _Part | None, recv: _Part | None) -> None:
-        if send is None or recv is None:
-            lost = send or recv
-            assert lost is not None
-            lost.write.num_before += NEVER
-            return
-        if send.ins[0].shape != recv.outs[0].shape or send.step.op.ins[0].type.dtype != recv.step.op.outs[0].type.dtype:
-            raise Malformed("a message of another type")
-        recv.write.after(send.read)
-        recv.write.run = lambda: self.into(recv.write, recv.outs[0], send.data[0])
-        if not self.loose and send.step.peer != send.begin.rank:
-            send.write.after(recv.begin)
-
-    def _collective(self, team: tuple[int, ...], slot: dict[int, _Part]) -> None:
-        missing = [r for r in team if r not in slot]
-        parts = [slot[r] for r in team if r in slot]
-        kinds = {(q.step.op.kind, q.step.op.op, q.step.op.dim, q.step.op.split, q.step.op.cat) for q in parts}  # type: ignore[union-attr]
-        if len(kinds) > 1:
-            raise Malformed(f"{kinds} meet")
-        for q in parts:
-            q.write.num_before += NEVER if missing else 0
-        if missing:
-            return
-        _agreed(parts)
-        for at, q in enumerate(parts):
-            sources = _sources(parts, at)
-            q.write.after(*(parts[i].read for i in sources if i != at))
-            if not self.loose or q.step.op.kind == "barrier":  # type: ignore[union-attr]
-                q.write.after(*(other.begin for other in parts if other is not q))
-            q.write.run = self._mover(parts, at)
-
-    def _mover(self, parts: list[_Part], at: int) -> Callable[[], None] | None:
-        q = parts[at]
-        if not q.step.writes:
-            return None
-        move, out = moved(self.machine, [x.step for x in parts], at), q.outs[0]
-        rows = q.step.counts is not None
-
-        def run() -> None:
-            x = move([x.data for x in parts])
-            self.into(q.write, out[: len(x)] if rows else out, x if rows else x.reshape(out.shape))
-
-        return run
-
     # ---- runs
 
     def run(self, seed: int | None = None, *, delay: int | None = None, garbage: int = 0) -> Outcome:
@@ -323,194 +202,18 @@ class World:
                 if not left[m.number]:
                     queue.append(m)
         touching = [n for n in self.nodes if n.reads or n.writes]
-        found = []
-        for j, b in enumerate(touching):
-            for a in touching[:j]:
-                if (a.writes & (b.reads | b.writes) or a.reads & b.writes) and not (before[b.number] >> a.number & 1 or before[a.number] >> b.number & 1):
-                    found.append((a, b))
-        return found
 
+        def ordered(a: Node, b: Node) -> bool:
+            return bool(before[b.number] >> a.number & 1 or before[a.number] >> b.number & 1)
+
+        pairs = ((a, b) for j, b in enumerate(touching) for a in touching[:j] if a.writes & (b.reads | b.writes) or a.reads & b.writes)
+        return [(a, b) for a, b in pairs if not ordered(a, b)]
 
     def suspects(self) -> list[int]:
         """The actions that are worth a run in which they come late: those without an order, or all where flags order them."""
         if any(n.gate is not None for n in self.nodes):
             return [n.number for n in self.nodes]
         return sorted({n.number for pair in self.unordered() for n in pair})
-
-
-class _Rank:
-    """Makes one rank's actions, stream by stream."""
-
-    def __init__(self, world: World, rank: int) -> None:
-        self.world = world
-        self.rank = rank
-        self.last: dict[Lane, list[Node]] = {}
-        self.events: dict[Event, Node] = {}
-        self.group: tuple[Group, Lane, list[Node], list[Node]] | None = None
-        self.freed: set[Instance] = set()
-        self.position = 0
-        world.parts[rank] = []
-
-    def build(self, steps: Sequence[Step]) -> None:
-        for self.position, step in enumerate(steps):
-            if self.group is not None and step.group is not self.group[0] and not isinstance(step.op, View):
-                self._close_group()
-            self._step(step)
-        if self.group is not None:
-            self._close_group()
-
-    def _close_group(self) -> None:
-        assert self.group is not None
-        _, lane, before, ends = self.group
-        self.last[lane] = ends or before
-        self.group = None
-
-    def _lane(self, lane: Lane) -> Lane:
-        return MAIN if self.world.serial else lane
-
-    def _node(self, what: str, lane: Lane, step: Step, *before: Node) -> Node:
-        return self.world.node((self.rank, self.position, what), self.rank, lane, step, *before)
-
-    def _step(self, step: Step) -> None:
-        s, world, rank = step.op, self.world, self.rank
-        lane = self._lane(MAIN if isinstance(s, (Alloc, Free)) else step.stream)
-        before = self.last.setdefault(lane, [])
-        if self.freed and any(r.root in self.freed for r in (*step.reads, *step.writes)):
-            raise Malformed("used after it was freed")
-        match s:
-            case View():
-                return
-            case Sync(what, _):
-                if not world.serial:
-                    source = [self.events[what]] if isinstance(what, Event) and what in self.events else []
-                    if not isinstance(what, Event):
-                        source = self.last.get(step.waits or lane, [])
-                    self.last[lane] = [*before, *(n for n in source if n not in before)]
-            case Group():
-                self.group = (s, lane, list(before), [])
-            case Alloc(_, init):
-                if init is not None:
-                    n = self._node("fill", lane, step, *before)
-                    out = world.view(rank, step.writes[0])
-                    value = world.machine.constant(init, None if s.out.type.memory == "symmetric" else out)
-                    n.run = lambda: out.__setitem__(..., value)
-                    n.writes = world.bits(rank, step.writes)
-                    self.last[lane] = [n]
-            case Free():
-                n = self._node("free", lane, step, *before)
-                where = world.where(rank, step.writes[0])
-                self.freed.add(step.writes[0].root)
-                n.run = lambda: world.poison(where)
-                n.writes = world.bits(rank, step.writes)
-                self.last[lane] = [n]
-            case Call():
-                self._call(s, step, lane, before)
-            case Comm():
-                self._comm(s, step, lane, before)
-            case For() | If():
-                raise AssertionError("the walk opens loops and branches")
-            case _:
-                assert_never(s)
-
-    def _call(self, s: Call, step: Step, lane: Lane, before: list[Node]) -> None:
-        world, rank = self.world, self.rank
-        read = self._node("read", lane, step, *before)
-        write = self._node("write", lane, step, read)
-        num = sum(isinstance(a, Buffer) for a in s.args)
-        arrays = [world.view(rank, r) for r in step.reads[:num]]
-        numbers = world.numbers[id(step)]
-        outs = [world.view(rank, r) for r in step.writes]
-        held: list[Array] = []
-
-        def run_read() -> None:
-            world.saw(read, arrays)
-            held[:] = world.machine.call(s, arrays, numbers, outs)
-
-        def run_write() -> None:
-            for o, x in zip(outs, held, strict=True):
-                world.into(write, o, x)
-
-        if s.awaits is not None:
-            flags = world.view(rank, step.reads[num])
-            read.gate = lambda: bool((flags.view(np.int64) >= 1).all())
-        read.run, write.run = run_read, run_write
-        read.reads, write.writes = world.bits(rank, step.reads[:num]), world.bits(rank, step.writes)
-        self._ended(s, lane, write)
-
-    def _ended(self, s: Call | Comm, lane: Lane, end: Node) -> None:
-        if self.group is not None:
-            self.group[3].append(end)
-        else:
-            self.last[lane] = [end]
-        if s.event is not None:
-            self.events[s.event] = end
-
-    def _comm(self, c: Comm, step: Step, lane: Lane, before: list[Node]) -> None:
-        world, rank = self.world, self.rank
-        if self.group is not None:
-            before = self.group[2]
-        if c.kind in ("signal", "wait"):
-            n = self._node(c.kind, lane, step, *before)
-            value = step.value or 0
-            if c.kind == "signal":
-                flag = world.view(rank, step.writes[0])
-                n.run = lambda: flag.__setitem__(..., world.machine.constant(value))
-            else:
-                flag = world.view(rank, step.reads[0])
-                n.gate = lambda: bool(flag.view(np.int64) >= value)
-            self._ended(c, lane, n)
-            return
-        begin = self._node("begin", lane, step, *before)
-        read = self._node("read", lane, step, begin)
-        write = self._node("write", lane, step, read)
-        part = _Part(step, self.position, [world.view(rank, r) for r in step.reads], [world.view(rank, r) for r in step.writes], begin, read, write)
-
-        def run_read() -> None:
-            world.saw(read, part.ins)
-            part.data = [x.copy() for x in part.ins]
-
-        read.run = run_read
-        read.reads, write.writes = world.bits(rank, step.reads), world.bits(rank, step.writes)
-        if c.kind == "copy":
-            write.run = lambda: world.into(write, part.outs[0], part.data[0])
-        else:
-            world.parts[rank].append(part)
-        self._ended(c, lane, write)
-
-
-def _agreed(parts: Sequence[_Part]) -> None:
-    """Everyone has the same root, knows from whom it receives, counts the rows that come."""
-    steps = [q.step for q in parts]
-    kind = steps[0].op.kind  # type: ignore[union-attr]
-    if kind == "permute":
-        if any(steps[s.to or 0].source != at for at, s in enumerate(steps)):
-            raise Malformed("a permute that does not mirror")
-        if any(q.outs[0].shape != parts[q.step.source or 0].ins[0].shape for q in parts):
-            raise Malformed("a permute of other shapes")
-    elif len({(s.to, s.source) for s in steps}) > 1:
-        raise Malformed("several roots")
-    elif kind == "alltoallv":
-        counts = [s.counts for s in steps]
-        if None in counts or any(a[0][j] != b[1][i] for i, a in enumerate(counts) for j, b in enumerate(counts)):  # type: ignore[index]
-            raise Malformed("counts that do not match")
-        if any(sum(n) > len(x) for s, q in zip(steps, parts, strict=True) for n, x in zip(s.counts or (), (q.ins[0], q.outs[0]), strict=True)):
-            raise Malformed("more rows than there are")
-    types = {(s.op.ins[0].type.dtype.name, s.op.outs[0].type.dtype.name) for s in steps if s.op.ins}  # type: ignore[union-attr]
-    if len(types) > 1:
-        raise Malformed("several dtypes")
-
-
-def _sources(parts: Sequence[_Part], at: int) -> Sequence[int]:
-    """The members of a collective whose data member ``at`` gets."""
-    step = parts[at].step
-    assert isinstance(step.op, Comm)
-    match step.op.kind:
-        case "broadcast" | "scatter" | "permute":
-            return [step.source or 0]
-        case "reduce" | "gather":
-            return range(len(parts)) if step.to == at else []
-        case _:
-            return range(len(parts))
 
 
 def _strided(flat: Array, start: int, layout: Layout) -> Array:

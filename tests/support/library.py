@@ -31,7 +31,8 @@ class Shipped(NamedTuple):
 def example(name: str) -> ModuleType:
     """The main module of an example, by the name of its folder."""
     spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / name / "main.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -33,6 +33,7 @@ from hostir.ir.nodes import (
     writes,
 )
 from hostir.ir.show import statement_text
+from hostir.ir.teams import Teams
 from hostir.ir.views import view_type
 from hostir.mesh import Mesh
 from hostir.types import Both, Cmp, Operand, Predicate, Rank, TensorType, binary, dtype_of
@@ -266,13 +267,14 @@ def _neighbours(p: Program, body: Block, i: int) -> Iterator[Mutant]:
             continue
         if isinstance(t, (Call, Comm, Group)):
             both = all(isinstance(x, Comm) and x.kind in MESSAGES for x in (s, t))
-            yield Mutant("swap messages" if both else "swap statements", f"{statement_text(p, s)} / {statement_text(p, t)}", lambda: swapped(p, s, t))
+            kind, text = "swap messages" if both else "swap statements", f"{statement_text(p, s)} / {statement_text(p, t)}"
+            yield Mutant(kind, text, lambda t=t: swapped(p, s, t))  # type: ignore[misc]
         return
 
 
 def _comms(p: Program, mesh: Mesh, s: Comm) -> Iterator[Mutant]:
     text = statement_text(p, s)
-    size = len(mesh.layout) if s.team is None else len(mesh.team(mesh.layout[0], [str(a) for a in s.team])) if isinstance(s.team[0], str) else len(s.team)
+    size = len(Teams(mesh).of(s.team, mesh.layout[0])) if s.kind not in ("copy", "wait") else 1
     for name in ("to", "source"):
         e = getattr(s, name)
         if e is not None:

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Final
 
-from tests.support.programs import ROW, UNITS, Made
+from tests.support.made import ROW, UNITS, Made
 
 STREAMS: Final = ("main", "main", "copies", "t")
 

@@ -11,55 +11,15 @@ import random
 from dataclasses import dataclass, field
 from typing import Final
 
-from hostir.ir.nodes import Program
-from hostir.ir.parse import parse_program
-from hostir.mesh import Mesh
+from tests.support.made import ROW, ROWS, UNITS, Made
 
-ROW: Final = 12  # divisible by every team size up to 4
-ROWS: Final = 4
 MESHES: Final[tuple[tuple[tuple[str, int], ...], ...]] = (
     (("tp", 1),), (("tp", 2),), (("tp", 2),), (("tp", 3),), (("tp", 3),), (("tp", 4),), (("dp", 2), ("tp", 2)), (("dp", 2), ("tp", 2)),
     (("dp", 1), ("tp", 3)), (("dp", 3), ("tp", 1)),
 )  # fmt: skip
-
-UNITS: Final = """
-unit @mix(%a: i64[n], %b: i64[n]) {
-  %t = mul(%a, 3)
-  %u = mul(%b, 5)
-  %o = add(%t, %u)
-  return %o
-}
-unit @step(%a: i64[n], %k: int) {
-  %t = mul(%a, 7)
-  %o = add(%t, %k)
-  return %o
-}
-unit @both(%a: i64[n], %b: i64[n]) {
-  %s = add(%a, %b)
-  %d = sub(%a, %b)
-  return %s, %d
-}
-unit @table(%a: i64[m, n], %b: i64[m, n]) {
-  %t = mul(%a, 11)
-  %o = sub(%t, %b)
-  return %o
-}
-"""
-
-
-@dataclass(frozen=True)
-class Made:
-    """A program as text, on the mesh that it is right for."""
-
-    text: str
-    axes: tuple[tuple[str, int], ...]
-
-    @property
-    def mesh(self) -> Mesh:
-        return Mesh(tuple(n for _, n in self.axes), tuple(a for a, _ in self.axes))
-
-    def parse(self) -> Program:
-        return parse_program(self.text)
+COLLECTIVES: Final = (
+    "allreduce", "allreduce", "broadcast", "reduce", "allgather", "reduce_scatter", "alltoall", "gather", "scatter", "alltoallv", "barrier",
+)  # fmt: skip
 
 
 @dataclass
@@ -116,7 +76,7 @@ class Generator:
         """About ``size`` statements."""
         self.axes = self.rng.choice(MESHES)
         self.world = [a for a, _ in self.axes]
-        self.count = {a: n for a, n in self.axes}
+        self.count = dict(self.axes)
         total = 1
         for _, n in self.axes:
             total *= n
@@ -309,7 +269,7 @@ class Generator:
     def collective(self, here: _Here) -> None:
         team, n, rank = self.team(here)
         part = str(ROW // n)
-        kind = self.pick("allreduce", "allreduce", "broadcast", "reduce", "allgather", "reduce_scatter", "alltoall", "gather", "scatter", "alltoallv", "barrier")
+        kind = self.rng.choice(COLLECTIVES)
         root = f"{self.index(here, ranks=False)} % {n}" if here.indices else str(self.rng.randrange(n))
         root = f"({root.rsplit(' % ', 1)[0]}) % {n}" if here.indices else root
         on = self.on(here, comm=True)

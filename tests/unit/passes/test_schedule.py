@@ -17,8 +17,9 @@ from hostir.mesh import Mesh
 from hostir.passes.schedule import schedule
 from hostir.passes.streams import streams
 from tests.support.interleave import World
+from tests.support.made import Made
 from tests.support.peer_programs import generate_peers, generated_peers
-from tests.support.programs import Made, generate, generated
+from tests.support.programs import generate, generated
 from tests.unit.ir.right_programs import GATED, PULL, PUSH, program, without
 
 RANDOM = st.randoms(use_true_random=False)
@@ -112,7 +113,8 @@ def test_a_dependence_that_an_outer_of_two_loops_carries() -> None:
 
 
 def test_a_dependence_two_trips_long_between_indexed_streams() -> None:
-    on("""
+    on(
+        """
       program @p(%x: f32[4, 4], inout %y: f32[4]) mesh(tp = 1) {
         for %i in 1 .. 4 {
           %v = view %x[%i]
@@ -125,7 +127,9 @@ def test_a_dependence_two_trips_long_between_indexed_streams() -> None:
           %w = view %x[0]
           %y <- copy(%w) on s[1]
         }
-      }""", 1)
+      }""",
+        1,
+    )
 
 
 def test_a_loop_with_a_step_on_indexed_streams() -> None:
@@ -207,7 +211,8 @@ def test_what_orders_ranks_is_kept_in_order_with_what_they_touch(text: str) -> N
 
 
 def test_symmetric_memory_of_a_loop_is_not_reused() -> None:
-    p = on("""
+    p = on(
+        """
       program @p(%x: f32[4], inout %y: f32[4]) mesh(tp) {
         for %i in 0 .. 3 {
           %b = alloc f32[4] symmetric
@@ -216,7 +221,9 @@ def test_symmetric_memory_of_a_loop_is_not_reused() -> None:
           %p = view %b.peer((rank(tp) + 1) % size(tp))
           %y <- copy(%p)
         }
-      }""", 3)
+      }""",
+        3,
+    )
     (loop,) = [s for s in p.body if isinstance(s, For)]
     assert "symmetric" in str(p).split("for ")[1]
     assert loop.body
