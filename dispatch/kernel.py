@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hostir.kernels.tiling import Target
 
 MAX_ENTRIES: Final = 256
+MAX_VARIANTS: Final = 64
 
 
 class KernelExecutor(Executor):
@@ -195,6 +196,8 @@ class _Entry:
                 self.ex._check.check(args, outs)
         if (found := self.variants.get(near)) is None:
             start = time.perf_counter_ns()
+            if len(self.variants) >= MAX_VARIANTS:
+                self.variants.clear()
             found = self.variants[near] = _Variant(self, args, outs)
             self.ex.compile_ms += (time.perf_counter_ns() - start) / 1e6
         return found

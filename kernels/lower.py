@@ -197,6 +197,8 @@ def _reasons(fusion: Fusion) -> Iterator[str]:
     for p in fusion.params:
         if isinstance(p, TensorView):
             yield from _no_type(p)
+            if p.known.memory == "host" and p.known.dims:
+                yield f"%{p.name} lies in host memory, which kernels do not read"
     for r in fusion.results:
         if r.value.type is not None and r.value.type.memory == "host":
             yield f"%{r.value.name} lies in host memory, which kernels do not write"

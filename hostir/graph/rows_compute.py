@@ -58,7 +58,10 @@ REDUCTIONS: Final[tuple[Row, ...]] = (
     row(
         "var", "x: tensor | dims: dims? = none, keepdim: bool = false, correction: number = 1", rule.var,
         "torch.var(x, dims, correction=correction, keepdim=keepdim)", out="+",
-        overloads=("var.correction(x=self, dims=dim, keepdim=keepdim, correction=correction)",),
+        overloads=(
+            "var.correction(correction == None, x=self, dims=dim, keepdim=keepdim)",
+            "var.correction(x=self, dims=dim, keepdim=keepdim, correction=correction)",
+        ),
         shard="reduce", cost="reduce", flags="reduction composite",
     ),
     row(

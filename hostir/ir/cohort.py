@@ -8,15 +8,13 @@ what differs is kept as one number a rank. A rank that deviates leaves and is wa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Final, NamedTuple, TypeAlias, assert_never
+from typing import Any, Final, assert_never
 
 import numpy as np
-import numpy.typing as npt
 
 from hostir.errors import HostIrError, InputError, VerifyError
 from hostir.ir.diagnostics import loops_of
+from hostir.ir.moves import Cohort, Mask, Move, PerRank, Use, apart, is_wide, kept, narrow, one_sided
 from hostir.ir.nodes import (
     Alloc,
     Buffer,
@@ -37,72 +35,12 @@ from hostir.ir.nodes import (
     stream_trees,
     trees,
 )
-from hostir.ir.regions import Layout
 from hostir.ir.teams import Ints, Teams
-from hostir.ir.walk import Instance, Region, Scope, Step, Walker
+from hostir.ir.walk import Region, Scope, Step, Walker
 from hostir.mesh import Mesh
 from hostir.types import Bin, Both, Cmp, Either, Epoch, Expr, Negated, Operand, Predicate, Rank, Size, Sym, Tree, Truth, Var, leaves
 
-Mask: TypeAlias = npt.NDArray[np.bool_]
-PerRank: TypeAlias = int | Ints  # one number for all ranks of a cohort, or one each
-
-
-class Use(NamedTuple):
-    """One region that a statement reads or writes. ``layout`` is the first rank's; where the others begin elsewhere ``offsets`` says
-    where; where not all ranks do it (the root of a reduce) ``only`` says which do."""
-
-    root: Instance
-    layout: Layout
-    write: bool
-    offsets: Ints | None = None
-    only: Mask | None = None
-    peer: int | None = None
-
-
-class Move(NamedTuple):
-    """One statement as a cohort executes it. ``at`` holds the values of the loops around it; an ``alloc`` has the whole buffer as its use.
-
-    Of a communication ``to`` and ``source`` are positions in the team, ``sizes`` those of all its buffers, also where a rank uses none.
-    """
-
-    step: Step
-    at: tuple[int, ...] = ()
-    uses: tuple[Use, ...] = ()
-    to: PerRank | None = None
-    source: PerRank | None = None
-    value: PerRank | None = None
-    counts: tuple[tuple[PerRank, ...], tuple[PerRank, ...]] | None = None
-    sizes: tuple[tuple[int, ...], ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class Cohort:
-    """World ``ranks`` and what they do; ``results`` are the regions of the outputs. ``error`` is what stopped the walk of the first
-    rank, with loop indices and scalars ``values``: then it is alone and the moves end there."""
-
-    ranks: tuple[int, ...]
-    moves: tuple[Move, ...]
-    results: tuple[Use, ...]
-    error: HostIrError | None = None
-    values: Mapping[Var, Any] = field(default_factory=dict)
-
-    @cached_property
-    def copies(self) -> dict[Instance, int]:
-        """The how-manieth life of its buffer an instance is: the same number on every rank, whatever path it takes."""
-        lives: dict[int, int] = {}
-        found: dict[Instance, int] = {}
-        for m in self.moves:
-            if isinstance(m.step.op, Alloc):
-                root = m.uses[0].root if m.uses else None
-                if root is not None:
-                    lives[id(root.buffer)] = lives.get(id(root.buffer), 0) + 1
-                    found[root] = lives[id(root.buffer)]
-        return found
-
-
-def one_sided(p: Program) -> bool:
-    """Whether ranks touch each other's memory: views of peers, signals."""
-    return any((isinstance(s, View) and isinstance(s.op, Peer)) or (isinstance(s, Comm) and s.kind == "signal") for s in every(p.body))
+__all__ = ["Cohort", "Mask", "Move", "PerRank", "Use", "cohorts", "one_sided"]
 
 
 class _Deviation(Exception):
@@ -246,6 +184,7 @@ class _Recorder:
         self.program = p
         self._loops = loops
         self._offsets: dict[int, Ints | None] = {}
+        self._peers: dict[int, Ints | None] = {}
         self._wide: list[int] = []  # moves in which ranks differ
 
     def run(self) -> Cohort:
@@ -255,7 +194,7 @@ class _Recorder:
             for step in self.walker.steps():
                 at = tuple([scope.vars[v] for v in self._loops[id(step.op)]])
                 m = self._move(step, at)
-                if not scope.alone and _is_wide(m):
+                if not scope.alone and is_wide(m):
                     self._wide.append(len(moves))
                 moves.append(m)
         except InputError:
@@ -271,13 +210,14 @@ class _Recorder:
         ranks = tuple(scope.ranks[i] for i in keep)
         if len(keep) < len(scope.ranks):
             for i in self._wide:
-                moves[i] = _narrow(moves[i], keep)
-            results = tuple(_kept(results, keep))
+                moves[i] = narrow(moves[i], keep)
+            results = tuple(kept(results, keep))
         return Cohort(ranks, tuple(moves), results, error, dict(scope.vars))
 
     def _use(self, b: Buffer, region: Region, write: bool, only: Mask | None = None) -> Use:
-        offsets = None if self.scope.alone else self._offsets.get(id(b))
-        return Use(region.root, region.layout, write, offsets, only, region.peer)
+        if self.scope.alone:
+            return Use(region.root, region.layout, write, None, only, region.peer)
+        return Use(region.root, region.layout, write, self._offsets.get(id(b)), only, region.peer, self._peers.get(id(b)))
 
     def _move(self, step: Step, at: tuple[int, ...]) -> Move:
         s = step.op
@@ -291,6 +231,7 @@ class _Recorder:
             case View():
                 if not self.scope.alone:
                     self._offsets[id(s.out)] = self._view(s)
+                    self._peers[id(s.out)] = self._peer(s)
                 return Move(step, at)
             case Alloc():
                 region = self.walker.region(s.out)
@@ -333,6 +274,15 @@ class _Recorder:
         assert offsets[0] == out.offset
         return np.asarray(offsets, np.int64)
 
+    def _peer(self, s: View) -> Ints | None:
+        if not isinstance(s.op, Peer):
+            return self._peers.get(id(s.source))
+        layout = np.array(self.scope.teams.layout)
+        if (values := self.scope.vector(s.op.rank)) is None:
+            return None
+        self.scope.keep((values >= 0) & (values < len(layout)))
+        return np.asarray(layout[np.where(self.scope.alive, values, 0)], np.int64)
+
     def _length(self, item: Span, starts: Ints) -> int:
         stops = self.scope.vector(item.stop)
         lengths = (int(self.scope.value(item.stop)) if stops is None else stops) - starts
@@ -344,7 +294,7 @@ class _Recorder:
     def _comm(self, c: Comm, step: Step, at: tuple[int, ...]) -> Move:
         scope, region = self.scope, self.walker.region
         sizes = tuple(region(b).layout.sizes for b in (*c.ins, *c.outs))
-        if c.kind == "signal":
+        if scope.alone and c.kind == "signal":
             r = step.writes[0]
             return Move(step, at, (Use(r.root, r.layout, True, None, None, r.peer),), step.to, step.source, step.value, None, sizes)
         if scope.alone:
@@ -363,7 +313,12 @@ class _Recorder:
             if c.kind in ("broadcast", "scatter"):
                 read = inside == source
         uses = []
-        if inside is None or inside[0] >= 0:
+        if c.kind == "signal":
+            flag = self._use(c.ins[0], step.writes[0], True)
+            members = [self.scope.teams.of(c.team, r) for r in scope.ranks]
+            at_peer = np.broadcast_to(np.asarray(to), (len(members),))
+            uses.append(flag._replace(peers=np.array([m[k] if 0 <= k < len(m) else -1 for m, k in zip(members, at_peer, strict=True)])))
+        elif inside is None or inside[0] >= 0:
             uses += [self._use(b, region(b), False, read) for b in c.ins]
             uses += [self._use(b, region(b), False) for b in (c.send, c.recv) if isinstance(b, Buffer)]
             uses += [self._use(b, region(b), True, write) for b in c.outs]
@@ -394,35 +349,6 @@ def _buffers(s: Call) -> tuple[Buffer, ...]:
     return read if s.awaits is None else (*read, s.awaits)
 
 
-def _is_wide(m: Move) -> bool:
-    if any(u.offsets is not None or u.only is not None for u in m.uses) or m.counts is not None:
-        return True
-    return any(isinstance(x, np.ndarray) for x in (m.to, m.source, m.value))
-
-
-def _pick(x: Any, keep: Ints) -> Any:
-    if isinstance(x, np.ndarray):
-        return x[keep] if len(keep) > 1 else x[keep[0]].item()
-    return x
-
-
-def _kept(uses: Sequence[Use], keep: Ints) -> list[Use]:
-    """The uses of the ranks that stay. The first of them is the first of the whole cohort, so layouts stand."""
-    out = []
-    for u in uses:
-        if u.only is not None and not u.only[keep].any():
-            continue
-        only = None if u.only is None or u.only[keep].all() else u.only[keep]
-        offsets = None if u.offsets is None or len(keep) == 1 else u.offsets[keep]
-        out.append(u._replace(only=only, offsets=offsets))
-    return out
-
-
-def _narrow(m: Move, keep: Ints) -> Move:
-    counts = None if m.counts is None else (tuple(_pick(c, keep) for c in m.counts[0]), tuple(_pick(c, keep) for c in m.counts[1]))
-    return m._replace(uses=tuple(_kept(m.uses, keep)), to=_pick(m.to, keep), source=_pick(m.source, keep), value=_pick(m.value, keep), counts=counts)
-
-
 def cohorts(
     p: Program,
     mesh: Mesh,
@@ -439,12 +365,10 @@ def cohorts(
     loops = loops_of(p)
     free = _may_differ(p)
     rest = list(mesh.layout if ranks is None else ranks)
-    alone = one_sided(p)
     found = []
     while rest:
-        scope = _Scope(teams, rest[:1] if alone else rest, dims or {}, given, free)
-        cohort = _Recorder(p, scope, loops).run()
-        found.append(cohort)
+        cohort = _Recorder(p, _Scope(teams, rest, dims or {}, given, free), loops).run()
+        found += apart(cohort) if one_sided(p) else [cohort]
         done = set(cohort.ranks)
         rest = [r for r in rest if r not in done]
     return found
@@ -459,6 +383,8 @@ def _may_differ(p: Program) -> frozenset[int]:
             exprs = [s.to, s.source, s.value, *(e for c in (s.send, s.recv) if isinstance(c, tuple) for e in c)]
             free.update(id(e) for e in exprs if isinstance(e, Expr))
             bound.update(id(e) for e in stream_trees(s.stream))
+        elif isinstance(s, View) and isinstance(s.op, Peer):
+            free.update(id(e) for e in trees(s) if isinstance(e, Expr))
         else:
             bound.update(id(e) for e in trees(s))
     return frozenset(free - bound)

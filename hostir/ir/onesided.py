@@ -6,7 +6,7 @@ done before the signals that may have ended it; a barrier makes everybody know e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -15,11 +15,12 @@ import numpy as np
 from hostir.ir.cohort import Cohort, Move, Use
 from hostir.ir.diagnostics import Diagnostic, Findings, Texts
 from hostir.ir.lifetimes import Remote
-from hostir.ir.meet import After, Meeting, Observer, Part, Player
+from hostir.ir.meet import After
 from hostir.ir.nodes import Alloc, Buffer, Call, Comm, Event, Free, Program, Sync, View
 from hostir.ir.race import Order, Uses
+from hostir.ir.ranks import End
 from hostir.ir.regions import Layout, Written
-from hostir.ir.teams import Ints, Teams
+from hostir.ir.teams import Ints
 from hostir.ir.walk import Lane
 
 Place: TypeAlias = tuple[int, Buffer, int]  # world rank, buffer, its how-manieth life
@@ -74,7 +75,7 @@ class _Rank:
     began: dict[int, tuple[int, int, Ints]] = field(default_factory=dict)
 
 
-class _Clock(Observer):
+class _Clock:
     """Enters the moves of all ranks in an order in which they can happen."""
 
     def __init__(self, p: Program, cohorts: Sequence[Cohort]) -> None:
@@ -97,13 +98,11 @@ class _Clock(Observer):
     def _lane(self, rank: int, lane: Lane) -> int:
         return self.lanes.setdefault((rank, lane if self.scheduled else "program"), len(self.lanes))
 
-    def ended(self, player: Player, part: Part, after: Callable[[], After]) -> None:
-        """All that a part waited for has begun: enter it, and first what stands before it."""
-        state = self.ranks[player.rank]
-        state.ends[part.index] = after()
-        self._enter(player.rank, part.index)
-
-    def finish(self) -> None:
+    def replay(self, ends: Sequence[End]) -> None:
+        """All that a communication waited for has begun when it ends: enter it, and first what stands before it."""
+        for rank, i, after in ends:
+            self.ranks[rank].ends[i] = after()
+            self._enter(rank, i)
         for rank, state in self.ranks.items():
             self._enter(rank, len(state.cohort.moves))
 
@@ -193,12 +192,11 @@ def _meets(m: Move) -> bool:
     return (isinstance(op, Comm) and op.kind != "copy") or (isinstance(op, Call) and op.awaits is not None)
 
 
-def find_remote_races(p: Program, cohorts: Sequence[Cohort], teams: Teams, findings: Findings, texts: Texts) -> None:
+def find_remote_races(p: Program, cohorts: Sequence[Cohort], ends: Sequence[End], findings: Findings, texts: Texts) -> None:
     """Races of a program whose ranks touch each other's memory, those on one rank included, and reads of symmetric memory that nobody
-    has written by then. The ranks agree and do not deadlock."""
+    has written by then. The ranks agree and do not deadlock: ``ends`` is how their communications end."""
     clock = _Clock(p, cohorts)
-    Meeting(cohorts, teams, clock).run()
-    clock.finish()
+    clock.replay(ends)
     order = clock.order()
     places: dict[Place, list[tuple[int, Use]]] = {}
     for i, (rank, m) in enumerate(clock.entered):

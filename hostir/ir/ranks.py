@@ -6,28 +6,31 @@ the first one that has not ended has everybody there. Otherwise, and to explain 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from hostir.ir.cohort import Cohort, Move, PerRank
 from hostir.ir.diagnostics import Diagnostic, Findings, Place, Texts, show_ranks
 from hostir.ir.kinds import COMMS
-from hostir.ir.meet import Meeting, Observer, Part, Player, Slot
+from hostir.ir.meet import After, Meeting, Observer, Part, Player, Slot
 from hostir.ir.nodes import Call, Comm, Program
 from hostir.ir.race import lane_text
 from hostir.ir.teams import Ints, Teams
+
+End: TypeAlias = tuple[int, int, Callable[[], After]]  # world rank, number of the move, what it came after
 
 _LISTED = 4
 _ROOTS: Final = {"reduce": "to", "gather": "to", "broadcast": "source", "scatter": "source"}
 
 
-def find_disagreements(p: Program, cohorts: Sequence[Cohort], teams: Teams, findings: Findings, texts: Texts) -> None:
-    """Communications that ranks of ``cohorts`` (all ranks of a mesh, walked without error) do not agree on, and deadlocks."""
-    if len(cohorts) == 1 and agree_at_once(cohorts[0], teams):
+def find_disagreements(p: Program, cohorts: Sequence[Cohort], teams: Teams, findings: Findings, texts: Texts, ends: list[End] | None = None) -> None:
+    """Communications that ranks of ``cohorts`` (all ranks of a mesh, walked without error) do not agree on, and deadlocks. ``ends`` gets
+    what ended, in an order in which it can happen."""
+    if ends is None and len(cohorts) == 1 and agree_at_once(cohorts[0], teams):
         return
-    watch = _Agreement(findings, texts)
+    watch = _Agreement(findings, texts, ends)
     meeting = Meeting(cohorts, teams, watch)
     meeting.run()
     for q, part in meeting.unreceived:
@@ -92,10 +95,15 @@ def _mirrored(op: Comm, m: Move, seat: Ints, position: Ints) -> bool:
 class _Agreement(Observer):
     """Compares what meets."""
 
-    def __init__(self, findings: Findings, texts: Texts) -> None:
+    def __init__(self, findings: Findings, texts: Texts, ends: list[End] | None) -> None:
         self.findings = findings
         self.texts = texts
+        self.ends = ends
         self.broken: set[int] = set()
+
+    def ended(self, player: Player, part: Part, after: Callable[[], After]) -> None:
+        if self.ends is not None:
+            self.ends.append((player.rank, part.index, after))
 
     def _add(self, kind: str, message: str, pairs: Sequence[tuple[Player, Part, str]], cure: str, key: object) -> None:
         self.broken |= {q.rank for q, _, _ in pairs}

@@ -22,7 +22,7 @@ from hostir.ir.lifetimes import find_unwritten, peak_bytes, row_total
 from hostir.ir.nodes import Alloc, Buffer, Call, Comm, Program, every
 from hostir.ir.onesided import find_remote_races, remote_writes
 from hostir.ir.race import Order, find_races, order_of
-from hostir.ir.ranks import find_disagreements
+from hostir.ir.ranks import End, find_disagreements
 from hostir.ir.teams import Teams
 from hostir.ir.walk import resolve_mesh, symbols
 from hostir.mesh import Mesh
@@ -117,9 +117,10 @@ def _check_contents(p: Program, found: Sequence[Cohort], orders: Sequence[Order 
             find_races(c, order if remote is None else None, findings, texts)
     if complete:
         before = len(findings)
-        find_disagreements(p, found, teams, findings, texts)
-        if remote is not None and len(findings) == before:
-            find_remote_races(p, found, teams, findings, texts)
+        ends: list[End] | None = None if remote is None else []
+        find_disagreements(p, found, teams, findings, texts, ends)
+        if ends is not None and len(findings) == before:
+            find_remote_races(p, found, ends, findings, texts)
 
 
 def _of_error(c: Cohort, texts: Texts) -> Diagnostic:

@@ -193,8 +193,7 @@ class Emitter:
                 here = self.homes.home[tv] == self.path
                 x = sums.get(tv)
                 if x is not None and tv not in self.sums and (here if x.dtype is tv.dtype else self.homes.whole[tv] == self.path):
-                    b = self.w.alloc(identifier(tv.name), TensorType(x.dtype, self.dims(tv, self.path)), identity(x.op, x.dtype))
-                    self.sums[tv] = Stored(b, self.chunks(tv, self.path))
+                    self.sums[tv] = self.allocate(tv, x.dtype, identity(x.op, x.dtype))
                     if x.dtype is tv.dtype:
                         self.stored[tv] = self.sums[tv]
                 elif here and tv not in self.stored and tv not in self.sums and tv not in self.terms and not self._is_view(s):
@@ -220,9 +219,9 @@ class Emitter:
                 dims[d] = chunk(tv, d, axis, self.index[axis]).most
         return tuple(dims)
 
-    def allocate(self, tv: TensorView, dtype: DType | None = None) -> Stored:
+    def allocate(self, tv: TensorView, dtype: DType | None = None, init: float | None = None) -> Stored:
         """A buffer for ``tv`` in this block; a chunk that may be short is a view of one of full length."""
-        b = self.w.alloc(identifier(tv.name), TensorType(dtype or tv.dtype, self.dims(tv, self.path)))
+        b = self.w.alloc(identifier(tv.name), TensorType(dtype or tv.dtype, self.dims(tv, self.path)), init)
         inside = self.chunks(tv, self.path)
         short = {}
         for d in range(len(tv.known.dims)):

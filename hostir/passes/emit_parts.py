@@ -14,7 +14,7 @@ from hostir.graph.sharding import Partial, ceil_div, even, plus, times
 from hostir.graph.show import identifier
 from hostir.ir.nodes import Buffer, Index, Span
 from hostir.passes.expand import accumulator
-from hostir.passes.loops import changed_axis
+from hostir.passes.loops import Where, changed_axis
 from hostir.passes.plan import Part, part_of
 from hostir.passes.sizes import chunk, local_dims
 from hostir.passes.tree import Loop, Segment
@@ -39,6 +39,8 @@ class Travelling:
     most: Dim
     buffer: Buffer
     own: Buffer
+    reads: Where
+    writes: Where
     whole: bool = False
     op: str = "sum"
     current: Buffer | None = None
@@ -63,7 +65,8 @@ def before(em: Emitter, loop: Loop, p: Part) -> Travelling | None:
     change = changed_axis(op)
     assert change is not None
     nothing = Buffer("none", source.known)
-    t = Travelling(p, loop, source, out, p.size, per, most, nothing, nothing)
+    (reads,), (writes,) = em.inside(p.segment, op)
+    t = Travelling(p, loop, source, out, p.size, per, most, nothing, nothing, reads, writes)
     if p.fetch:
         _before_fetch(em, t, shard)
     else:
@@ -76,7 +79,7 @@ def before(em: Emitter, loop: Loop, p: Part) -> Travelling | None:
 def _before_fetch(em: Emitter, t: Travelling, shard: Dim) -> None:
     from hostir.passes.emit_moves import padded
 
-    x = em.read(t.source, ())
+    x = em.read(t.source, t.reads)
     d, how = t.part.dim, t.part.segment.how
     short = not even(t.source.known.dims[d], t.loop.axis.chunks)
     t.own = t.buffer = x
@@ -109,19 +112,23 @@ def _whole_target(em: Emitter, t: Travelling) -> Buffer | None:
 
 def _before_reduce(em: Emitter, t: Travelling, shard: Dim) -> None:
     d = t.part.dim
-    dims = list(em.dims(t.out, em.path))
-    dims[d] = shard
+    dims = list(em._here(t.out, tuple((i, a) for i, a in t.writes if a in em.index)))
+    longest = list(em.dims(t.out, em.path))
+    dims[d] = longest[d] = shard
     name = identifier(t.out.name)
+    short: dict[int, tuple[Operand, Dim]] = {i: (0, n) for i, n in enumerate(dims) if not same(n, longest[i])}
     if t.part.segment.how == "ring":
         dtype = accumulator(t.out.dtype) if t.op in ("sum", "prod") else t.out.dtype
         from hostir.passes.emit import identity
 
-        t.buffer = em.w.alloc(name, TensorType(dtype, (2, *dims)), identity(t.op, dtype))
+        whole = em.w.alloc(name, TensorType(dtype, (2, *longest)), identity(t.op, dtype))
+        t.buffer = em.w.spans(whole, {i + 1: span for i, span in short.items()})
         t.fused = _fuses(em, t)
         if t.fused:
             em.terms[t.source] = t
     else:
-        t.buffer = em.w.alloc(name, TensorType(t.out.dtype, tuple(dims)), None if even(t.source.known.dims[d], t.loop.axis.chunks) else 0)
+        init = None if even(t.source.known.dims[d], t.loop.axis.chunks) else 0
+        t.buffer = em.w.spans(em.w.alloc(name, TensorType(t.out.dtype, tuple(longest)), init), short)
 
 
 def _fuses(em: Emitter, t: Travelling) -> bool:
@@ -205,7 +212,6 @@ def _fetch(em: Emitter, t: Travelling) -> None:
     from hostir.passes.emit import Stored
 
     d, how = t.part.dim, t.part.segment.how
-    where = ((d, t.loop.axis),)
     if how in ("ring", "direct"):
         assert t.current is not None
         if how == "ring":
@@ -217,9 +223,9 @@ def _fetch(em: Emitter, t: Travelling) -> None:
         if em.homes.home[t.out] == em.path:
             em.stored[t.out] = Stored(arrived, em.chunks(t.out, em.path))
         elif not t.whole:
-            em.w.copy(arrived, em.target(t.out, where))
+            em.w.copy(arrived, em.target(t.out, t.writes))
         return
-    target = em.target(t.out, where)
+    target = em.target(t.out, t.writes)
     y = target if same(target.type.dims[d], t.most) else target.base if target.base is not None and em.homes.home[t.out] == em.path else None
     if y is None:  # short chunks kept outside: through a buffer of full length
         dims = list(target.type.dims)
@@ -297,11 +303,11 @@ def _reduce(em: Emitter, t: Travelling) -> None:
     if t.part.segment.how == "ring":
         assert t.current is not None
         if not t.fused:
-            term = em.read(t.source, ((d, t.loop.axis),))
+            term = em.read(t.source, t.reads)
             em.add_into(term, em.w.narrow(t.current, d, 0, term.type.dims[d]), t.op)
         _pass_on(em, t)
         return
-    term = em.read(t.source, ((d, t.loop.axis),))
+    term = em.read(t.source, t.reads)
     if isinstance(t.loop.axis.trips, int) and isinstance(t.size, int) and t.loop.axis.trips < t.size:
         _several(em, t, term, fetch=False)
         return
@@ -335,6 +341,6 @@ def after(em: Emitter, t: Travelling | None) -> None:
             result = other
     result = em.w.narrow(result, d, 0, mine)
     if t.out in em.stored or t.out in em.homes.results or result.type.dtype is not t.out.dtype:
-        em.cast(result, em.target(t.out, ()))
+        em.cast(result, em.target(t.out, t.writes))
     else:
         em.stored[t.out] = Stored(result, em.chunks(t.out, em.path))

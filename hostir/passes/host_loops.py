@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hostir.graph.fusion import TensorView
-from hostir.passes.loops import LoopAxis, Loops
+from hostir.passes.loops import LoopAxis, Loops, Where
 from hostir.passes.tree import Item, Loop, Segment, Tree
 
 
@@ -60,9 +60,14 @@ class _Nesting:
     def _reads_chunks(self, s: Segment, opened: _Open, axis: LoopAxis) -> bool:
         for op in s.ops:
             for (tv, _), where in zip(self.loops.axes[op].ins, self.loops.chunked(op)[0], strict=True):
-                if tv in opened.made and (axis in self.late[tv] or all(a is not axis for _, a in where)):
+                if tv in opened.made and (axis in self.late[tv] or not self._at_its_chunk(tv, axis, where)):
                     return False
         return True
+
+    def _at_its_chunk(self, tv: TensorView, axis: LoopAxis, where: Where) -> bool:
+        """Whether ``tv`` is read in the chunks in which the loop makes it: along the same dimensions."""
+        mine = [d for d in range(len(tv.known.dims)) if self.loops.of(tv, d) is axis]
+        return bool(mine) and all((d, axis) in where for d in mine)
 
     def _put(self, s: Segment, depth: int) -> None:
         while len(self.stack) - 1 > depth:

@@ -32,7 +32,16 @@ def extents(op: Op, axes: Axes, label: int) -> list[Dim]:
 def cuttable(op: Op, axes: Axes, label: int, parts: Dim) -> bool:
     """Whether cutting every dimension of ``label`` into ``parts`` cuts them all at the same elements."""
     sizes = extents(op, axes, label)
+    if axes.reduced.get(label) in ("max", "min") and any(_may_be_empty(n, parts) for n in sizes):
+        return False  # there is no extremum of nothing
     return len(sizes) < 2 or all(even(n, parts) for n in sizes)
+
+
+def _may_be_empty(n: Dim, parts: Dim) -> bool:
+    """Whether some part may have no elements, by the ceil rule."""
+    if isinstance(n, int) and isinstance(parts, int):
+        return (parts - 1) * -(-n // parts) >= n
+    return not even(n, parts)
 
 
 def op_streams(op: Op, axes: Axes) -> Found:

@@ -124,7 +124,8 @@ class Loops:
                     from hostir.passes.labels import check_counts
 
                     check_counts(root[0], by_root[root].chunks, tv, s.chunks)
-                found[(tv, s.dim)] = by_root[root]
+                if all(found.get((tv, d)) is not by_root[root] for d in range(len(tv.known.dims))):
+                    found[(tv, s.dim)] = by_root[root]  # one loop walks through one dimension of a tensor
         return found
 
     def _axis(self, tv: TensorView, dim: int, chunks: Dim, swizzle: str | None) -> LoopAxis:
@@ -165,9 +166,13 @@ class Loops:
 
     def _compute(self, op: Op) -> tuple[tuple[Where, ...], tuple[Where, ...]]:
         axes = self.axes[op]
+        streams = op_streams(op, axes)
+        first = [labels[s.dim] for out, labels in zip(op.outs, axes.outs, strict=True) for s in out.streams if self.of(out, s.dim) is not None]
         by_label: dict[int, LoopAxis] = {}
-        for label, (_, tv, dim) in op_streams(op, axes).items():
-            if (axis := self.of(tv, dim)) is not None:
+        for label in dict.fromkeys([x for x in first if x in streams] + list(streams)):
+            _, tv, dim = streams[label]
+            axis = self.of(tv, dim)
+            if axis is not None and axis not in by_label.values():
                 by_label[label] = axis
 
         def where(labels: tuple[int | None, ...]) -> Where:
@@ -183,13 +188,19 @@ class Loops:
         change = changed_axis(op)
         for d in range(len(out.known.dims)):
             mine, its = self.of(source, d), self.of(out, d)
-            if change is not None and isinstance(change[1], Partial) and change[2] == Shard(d) and mine is not None:
+            if (
+                change is not None
+                and isinstance(change[1], Partial)
+                and change[2] == Shard(d)
+                and mine is not None
+                and _aligned(source, d, change[0], mine)
+            ):
                 reads.append((d, mine))  # each trip finishes one member's part
             elif its is not None and change is not None:
                 if _cut(source, d) == _cut(out, d):
                     writes.append((d, its))
                     reads.append((d, its))
-                elif change[1] == Shard(d) and change[2] == Replicate():
+                elif change[1] == Shard(d) and change[2] == Replicate() and _aligned(out, d, change[0], its):
                     writes.append((d, its))  # each trip fetches one member's part
         return (tuple(reads),), (tuple(writes),)
 
@@ -230,6 +241,23 @@ class Loops:
             if isinstance(before, Partial) and after == Shard(d) and (d, axis) not in writes:
                 return d, axis, name
         return None
+
+
+def _aligned(tv: TensorView, dim: int, name: str, axis: LoopAxis) -> bool:
+    """Whether the chunks of ``tv`` that ``axis`` walks through are parts of the shards that mesh axis ``name`` cuts it into, or the other way
+    round: only then does each trip deal with whole members."""
+    assert tv.sharding is not None
+    parts, trips, n = tv.sharding.mesh.axis_size(name), axis.trips, tv.known.dims[dim]
+    if not (isinstance(parts, int) and isinstance(trips, int) and isinstance(n, int)):
+        return same(parts, trips) and not axis.cut
+    for outer in axis.cut:
+        size = tv.sharding.mesh.axis_size(outer)
+        if not isinstance(size, int) or n % size:
+            return False
+        n //= size
+    if trips % parts == 0:
+        return -(-n // trips) * (trips // parts) == -(-n // parts)
+    return parts % trips == 0 and n % parts == 0
 
 
 def _cut(tv: TensorView, dim: int) -> tuple[str, ...]:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
 from hostir.errors import InputError, RankMismatchError
-from hostir.launch import World, spawn
+from hostir.launch import World
 from hostir.runtime.comms.protocol import CommCall
 
-transports = pytest.mark.parametrize("transport", ["threads", "gloo"])
-
-
-def on_ranks(fn: Any, num_ranks: int, transport: str, *args: Any, timeout: float = 20.0) -> list[Any]:
-    return spawn(fn, num_ranks, transport, args, timeout=timeout, device="cpu")
+TRANSPORTS = ("threads", "gloo", "symm")
 
 
 def call_of(rank: int, name: str) -> CommCall:
@@ -82,43 +77,28 @@ DISAGREEMENTS = {
 }
 
 
-@transports
-def test_ranks_that_disagree_all_raise_show_both_sides_and_can_go_on(transport: str) -> None:
-    def body(world: World) -> dict[str, str]:
-        seen = {}
-        for name in DISAGREEMENTS:
-            call = call_of(world.rank, name)
-            try:
-                world.comms.issue(call).wait()
-            except RankMismatchError as error:
-                seen[name] = str(error)
-            for out in call.outs:
-                assert not bool(out.any()), f"{name}: the output was written"
-            x = torch.full((2,), float(world.rank + 1))
-            world.comms.issue(CommCall("allreduce", (0, 1), (x,), (x,))).wait()
-            assert x.tolist() == [3.0, 3.0], f"after {name}"
-        return seen
-
-    for seen in on_ranks(body, 2, transport):
-        assert seen.keys() == DISAGREEMENTS.keys()
-        for name, sides in DISAGREEMENTS.items():
-            assert all(side in seen[name] for side in sides), seen[name]
-            assert "rank 0" in seen[name]
-            assert "rank 1" in seen[name]
-
-
-@transports
-def test_a_disagreement_names_each_rank_s_statement(transport: str) -> None:
-    def body(world: World) -> str:
-        x = torch.ones(2 + world.rank)
+@pytest.mark.world(2, transport=TRANSPORTS, device="cpu")
+def test_ranks_that_disagree_all_raise_show_both_sides_and_can_go_on(world: World) -> None:
+    for name, sides in DISAGREEMENTS.items():
+        call = call_of(world.rank, name)
         with pytest.raises(RankMismatchError) as caught:
-            world.comms.issue(CommCall("allreduce", (0, 1, 2), (x,), (x,), where=lambda: f"line {10 + world.rank}")).wait()
-        assert caught.value.statement == f"line {10 + world.rank}"
-        return str(caught.value)
+            world.comms.issue(call).wait()
+        assert all(side in str(caught.value) for side in (*sides, "rank 0", "rank 1")), (name, str(caught.value))
+        for out in call.outs:
+            assert not bool(out.any()), f"{name}: the output was written"
+        x = torch.full((2,), float(world.rank + 1))
+        world.comms.issue(CommCall("allreduce", (0, 1), (x,), (x,))).wait()
+        assert x.tolist() == [3.0, 3.0], f"after {name}"
 
-    for text in on_ranks(body, 3, transport):
-        assert all(f"line {10 + r}" in text for r in range(3))
-        assert all(f"f32[{2 + r}]" in text for r in range(3))
+
+@pytest.mark.world(3, transport=TRANSPORTS, device="cpu")
+def test_a_disagreement_names_each_rank_s_statement(world: World) -> None:
+    x = torch.ones(2 + world.rank)
+    with pytest.raises(RankMismatchError) as caught:
+        world.comms.issue(CommCall("allreduce", (0, 1, 2), (x,), (x,), where=lambda: f"line {10 + world.rank}")).wait()
+    assert caught.value.statement == f"line {10 + world.rank}"
+    assert all(f"line {10 + r}" in str(caught.value) for r in range(3))
+    assert all(f"f32[{2 + r}]" in str(caught.value) for r in range(3))
 
 
 def wrong(make: Callable[[], CommCall], *words: str) -> tuple[Callable[[], CommCall], tuple[str, ...]]:
@@ -151,52 +131,34 @@ WRONG: dict[str, tuple[Callable[[], CommCall], tuple[str, ...]]] = {
 }
 
 
-@transports
-def test_a_wrong_call_is_refused_before_anything_is_sent(transport: str) -> None:
-    def body(world: World) -> dict[str, str]:
-        seen = {}
-        for name, (make, _) in WRONG.items():
-            try:
-                world.comms.issue(make())
-            except InputError as error:
-                seen[name] = str(error)
-        x = F(2)
-        world.comms.issue(CommCall("allreduce", (0, 1), (x,), (x,))).wait()
-        assert x.tolist() == [2.0, 2.0]
-        return seen
-
-    for seen in on_ranks(body, 2, transport):
-        assert seen.keys() == WRONG.keys()
-        for name, (_, words) in WRONG.items():
-            assert all(word in seen[name] for word in words), (name, seen[name])
+@pytest.mark.world(2, transport=TRANSPORTS, device="cpu")
+def test_a_wrong_call_is_refused_before_anything_is_sent(world: World) -> None:
+    for name, (make, words) in WRONG.items():
+        with pytest.raises(InputError) as caught:
+            world.comms.issue(make())
+        assert all(word in str(caught.value) for word in words), (name, str(caught.value))
+    x = F(2)
+    world.comms.issue(CommCall("allreduce", (0, 1), (x,), (x,))).wait()
+    assert x.tolist() == [2.0, 2.0]
 
 
-@transports
-def test_a_rank_outside_the_team_is_refused_by_name(transport: str) -> None:
-    def body(world: World) -> str:
-        x = torch.ones(2)
-        call = CommCall("allreduce", (0, 1), (x,), (x,))
-        if world.rank == 2:
-            with pytest.raises(InputError) as caught:
-                world.comms.issue(call)
-            assert x.tolist() == [1.0, 1.0]
-            return str(caught.value)
+@pytest.mark.world(3, transport=TRANSPORTS, device="cpu")
+def test_a_rank_outside_the_team_is_refused_by_name(world: World) -> None:
+    x = torch.ones(2)
+    call = CommCall("allreduce", (0, 1), (x,), (x,))
+    if world.rank < 2:
         world.comms.issue(call).wait()
-        return ""
+        return
+    with pytest.raises(InputError) as caught:
+        world.comms.issue(call)
+    assert x.tolist() == [1.0, 1.0]
+    assert "rank 2 is not in the team [0, 1]" in str(caught.value)
+    assert "only members" in str(caught.value)
 
-    text = on_ranks(body, 3, transport)[2]
-    assert "rank 2 is not in the team [0, 1]" in text
-    assert "only members" in text
 
-
-@transports
-def test_exchange_gives_all_texts_in_the_order_asked_for(transport: str) -> None:
-    def body(world: World) -> list[list[str]]:
-        members = (2, 0)
-        out = [world.comms.exchange("all", f"{world.rank}/{i}", (0, 1, 2)) for i in range(5)]
-        return out + ([world.comms.exchange("some", f"r{world.rank}", members)] if world.rank in members else [])
-
-    results = on_ranks(body, 3, transport)
-    assert results[0][:5] == [[f"{r}/{i}" for r in range(3)] for i in range(5)]
-    assert results[0] == results[2]
-    assert results[0][5] == ["r2", "r0"]
+@pytest.mark.world(3, transport=TRANSPORTS, device="cpu")
+def test_exchange_gives_all_texts_in_the_order_asked_for(world: World) -> None:
+    members = (2, 0)
+    assert [world.comms.exchange("all", f"{world.rank}/{i}", (0, 1, 2)) for i in range(5)] == [[f"{r}/{i}" for r in range(3)] for i in range(5)]
+    if world.rank in members:
+        assert world.comms.exchange("some", f"r{world.rank}", members) == ["r2", "r0"]

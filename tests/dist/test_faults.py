@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -232,14 +233,13 @@ def test_no_process_is_left_and_none_hangs_when_a_rank_ignores_the_failure() -> 
         while True:
             time.sleep(0.1)
 
-    from hostir.launch import process_ranks
+    from hostir.launch import crew
 
+    before = set(multiprocessing.active_children())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process_ranks, "GRACE", 0.5)
+        patch.setattr(crew, "GRACE", 0.5)
         with pytest.raises(RankError) as caught:
             on_ranks(body, 2, "gloo")
     assert caught.value.message == "rank 0: ValueError: stop"
-    assert "did not end within 0.5 s" in caught.value.ranks[1]
-    import multiprocessing
-
-    assert multiprocessing.active_children() == []
+    assert "did not end after the failure" in caught.value.ranks[1]
+    assert set(multiprocessing.active_children()) <= before

@@ -132,6 +132,10 @@ class SymmComms(ProcessComms):
     # ---- communications
 
     def issue(self, call: CommCall) -> Work:
+        if call.channel:
+            # memory of a team is handed out in the order of first use, which threads of one rank do not share with those of another:
+            # a channel of its own travels over the host
+            return super().issue(call)
         known = call.memo.get("symm")
         if not isinstance(known, _Prepared) or known.owner is not self or _is_open(call):
             self._check(call)
@@ -149,6 +153,8 @@ class SymmComms(ProcessComms):
         return self._work(known.met)
 
     def issue_group(self, calls: Sequence[CommCall]) -> Work:
+        if any(call.channel for call in calls):
+            return super().issue_group(calls)
         for call in calls:
             self._check(call)
         local = [call for call in calls if self._is_local(call)]

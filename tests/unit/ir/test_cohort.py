@@ -10,6 +10,7 @@ import pytest
 
 from hostir.ir.cohort import Cohort, Move, cohorts
 from hostir.ir.walk import resolve_mesh
+from tests.support.peer_programs import generated_peers
 from tests.unit.ir.right_programs import EXCHANGE, MESSAGES, RIGHT, RING, ROOTED, Right, changed, program
 
 
@@ -20,7 +21,15 @@ def alone(x: Any, k: int) -> Any:
 
 def move_of(m: Move, k: int) -> tuple[object, ...]:
     uses = tuple(
-        (u.root.buffer, u.root.serial, alone(u.offsets, k) if u.offsets is not None else u.layout.offset, u.layout.sizes, u.layout.strides, u.write)
+        (
+            u.root.buffer,
+            u.root.serial,
+            alone(u.offsets, k) if u.offsets is not None else u.layout.offset,
+            u.layout.sizes,
+            u.layout.strides,
+            u.write,
+            u.peer,
+        )
         for u in m.uses
         if u.only is None or u.only[k]
     )
@@ -43,6 +52,38 @@ def test_a_folded_walk_is_the_walk_of_each_of_its_ranks(name: str) -> None:
             assert [move_of(m, k) for m in c.moves] == [move_of(m, 0) for m in own.moves]
             seen.append(rank)
     assert sorted(seen) == list(range(math.prod(resolve_mesh(p, mesh).sizes)))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_ranks_that_touch_each_others_memory_are_walked_together_and_taken_apart(seed: int) -> None:
+    made = generated_peers(seed)
+    p = made.parse()
+    found = cohorts(p, made.mesh)
+    assert [c.ranks for c in found] == [(r,) for r in made.mesh.layout]
+    for c in found:
+        (own,) = cohorts(p, made.mesh, c.ranks)
+        assert [move_of(m, 0) for m in c.moves] == [move_of(m, 0) for m in own.moves]
+        assert {r.serial: n for r, n in c.copies.items()} == {r.serial: n for r, n in own.copies.items()}
+
+
+def test_peers_on_a_mesh_in_another_order_and_of_a_sub_team() -> None:
+    from hostir.mesh import Mesh
+
+    p = program("""
+      program @p(%x: f32[4]) mesh(dp = 2, tp = 2) {
+        %b = alloc f32[2, 4] symmetric
+        %f = zeros i32[] symmetric
+        %p = view %b.peer((2 * rank(dp) + rank(tp) + 3) % 4)
+        %q = view %p[rank(tp)]
+        %q <- copy(%x)
+        signal(%f to 1 - rank(tp) value rank(dp) + 1) over tp
+        if rank(dp) == 1 { signal(%f to rank(dp) value 7) over dp }
+      }""")
+    mesh = Mesh((2, 2), ("dp", "tp"), ranks=(3, 0, 2, 1))
+    for c in cohorts(p, mesh):
+        (own,) = cohorts(p, mesh, c.ranks)
+        assert [move_of(m, 0) for m in c.moves] == [move_of(m, 0) for m in own.moves]
+    assert {u.peer for c in cohorts(p, mesh) for m in c.moves for u in m.uses} >= {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize(("text", "mesh", "paths"), [(RING, None, 1), (EXCHANGE, 64, 1), (ROOTED, 5, 1), (MESSAGES, 5, 3)])

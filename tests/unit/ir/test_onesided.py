@@ -100,3 +100,24 @@ def test_waits_that_several_signals_may_end_know_only_what_all_of_them_know() ->
       }"""
     assert [d.kind for d in found(text.replace("VALUE", "1"))] == ["race"]
     assert found(text.replace("VALUE", "2 - rank(tp)")) == ()
+
+
+def test_a_peers_buffer_that_is_written_only_after_it_is_read_is_not_written() -> None:
+    (d,) = found(without(PULL, "  %b <- copy(%x)\n"))
+    assert d.kind == "unwritten"
+    assert d.ranks == (0, 1, 2)
+    assert "by then" in d.message
+
+
+def test_ones_own_buffer_that_the_peer_fills_too_late_is_not_written() -> None:
+    late = changed(PUSH, "  wait(%f value 1)\n  %o <- copy(%b)\n", "  wait(%f value 1)\n")
+    late = changed(late, "  sync main -> c\n", "  %o <- copy(%b)\n  barrier()\n  sync main -> c\n")
+    (d,) = found(late)
+    assert d.kind == "unwritten"
+    assert "its own %b" in d.message
+
+
+def test_who_has_seen_the_only_signal_may_reset_the_flag() -> None:
+    reset = changed(PUSH, "  %o <- copy(%b)\n", "  %z = zeros i32[]\n  %f <- copy(%z)\n  %o <- copy(%b)\n")
+    assert found(reset) == ()
+    assert [d.kind for d in found(changed(reset, "  wait(%f value 1)\n", "  barrier()\n"))] == ["race", "race"]

@@ -233,3 +233,10 @@ def test_ranks_alike_are_folded_into_one_finding() -> None:
 def test_a_pipeline_of_any_length_is_fine() -> None:
     for size in (1, 2, 5):
         assert found(MESSAGES, size) == ()
+
+
+def test_ranks_that_wait_in_a_row_and_in_no_circle_are_reported_too() -> None:
+    (d,) = [d for d in found(changed(MESSAGES, "%y <- recv(from rank(pp) - 1)", ""), 4) if d.kind == "deadlock"]
+    assert d.ranks == (0, 1, 2)
+    assert "which ended without it" in d.message
+    assert found(changed(MESSAGES, "recv(from rank(pp) - 1)", "recv(from (rank(pp) + 1) % size(pp))"), 4)

@@ -316,3 +316,34 @@ def test_a_report_is_a_value() -> None:
     report = verify(program(RING))
     assert isinstance(report, Report)
     assert report == verify(program(RING))
+
+
+# -------------------------------------------------------------------------------------------------------------------- alltoallv
+
+EXCHANGED = """program @exchanged(%x: f32[ROWS, 2]) mesh(tp = 2) {
+  %y = NEW f32[ROWS, 2]
+  %y <- alltoallv(%x send [1, 2] recv [1 + rank(tp), 1 + rank(tp)])
+  %v = view %y[0 : LAST]
+  %z = alloc f32[LAST, 2]
+  %z <- copy(%v)
+}"""
+
+
+def exchanged(rows: int, last: int, new: str = "alloc") -> tuple[Diagnostic, ...]:
+    text = EXCHANGED.replace("ROWS", str(rows)).replace("LAST", str(last)).replace("NEW", new)
+    return verify(program(text), check=False).diagnostics
+
+
+def test_an_alltoallv_needs_the_rows_that_it_counts() -> None:
+    assert exchanged(4, 1) == ()
+    (d,) = exchanged(3, 1)
+    assert d.kind == "size"
+    assert "receives 4 rows, and %y has 3" in d.message
+
+
+def test_an_alltoallv_writes_the_rows_that_come_and_no_others() -> None:
+    assert exchanged(4, 2) == ()
+    (d,) = exchanged(4, 3)
+    assert d.kind == "unwritten"
+    assert d.ranks == (0,)  # rank 1 gets four rows
+    assert exchanged(4, 3, "zeros") == ()
