@@ -65,7 +65,8 @@ def compare(given: argparse.Namespace) -> bool:
         "runs": given.runs, "seconds": round(time.perf_counter() - start),
     }  # fmt: skip
     print(
-        f"accepted {t.accepted}, of them wrong {len(t.wrong)}; races {t.races}, shown {row['shown_percent']} % (same bits {t.marked}, unseen {t.unseen})"
+        f"accepted {t.accepted}, of them wrong {len(t.wrong)}; races {t.races}, "
+        f"shown {row['shown_percent']} % (same bits {t.marked}, unseen {t.unseen})"
     )
     print(json.dumps(row))
     return not t.wrong and not t.missing and t.shown >= 0.95 * t.races

@@ -62,9 +62,7 @@ class ExecutorDispatch:
                 if answer:
                     return e, ready, {k: v for k, v in refusals.items() if k != e.name}
                 refusals.setdefault(e.name, answer.why)
-        raise UnsupportedError(
-            f"no executor takes {getattr(fusion, 'name', fusion)!s}", refusals=refusals, statement=str(fusion).splitlines()[0]
-        )
+        raise UnsupportedError(f"no executor takes {getattr(fusion, 'name', fusion)!s}", refusals=refusals, statement=str(fusion).splitlines()[0])
 
     def _make(self, fusion: Any, ids: Ids | None = None, device: str | torch.device | None = None) -> Executor:
         """The executor for ``fusion``, not compiled yet. UnsupportedError lists each refusal; a mix of communication and compute

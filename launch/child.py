@@ -184,9 +184,7 @@ def _capture(folder: str, rank: int) -> None:
         file = os.open(os.path.join(folder, f"{name}{rank}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(file, number)
         os.close(file)
-    sys.stdout, sys.stderr = (
-        io.TextIOWrapper(io.FileIO(n, "w", closefd=False), "utf-8", errors="replace", write_through=True) for n in (1, 2)  # type: ignore[arg-type]
-    )
+    sys.stdout, sys.stderr = (io.TextIOWrapper(io.FileIO(n, "w", closefd=False), "utf-8", errors="replace", write_through=True) for n in (1, 2))
 
 
 def _end_with_parent(folder: str) -> None:

@@ -81,7 +81,8 @@ class Crew:
                 pipe.send_bytes(message)
             except OSError:
                 continue  # it has died; its sentinel says so
-        out, states = Outcome(), {}
+        out = Outcome()
+        states: dict[int, Any] = {}
         open_ranks = set(self._processes)
         deadline = None if limit is None else time.monotonic() + limit
         try:

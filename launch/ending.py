@@ -34,7 +34,12 @@ class Ending:
         """``world`` is left at the end at the latest. ``linger`` is called at the end after an exception."""
         self.worlds.append(world)
         self._linger = linger
-        world.on_close.append(lambda: world in self.worlds and self.worlds.remove(world))
+
+        def gone() -> None:
+            if world in self.worlds:
+                self.worlds.remove(world)
+
+        world.on_close.append(gone)
 
     def on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """Show the exception, each line after this rank, and tell the other ranks, who would wait for this one."""

@@ -103,7 +103,7 @@ def _given(marker: pytest.Mark) -> dict[str, Any]:
     unknown = set(marker.kwargs) - set(given)
     if len(marker.args) > 1 or unknown or (marker.args and "n" in marker.kwargs):
         raise InputError("the marker world takes the number of ranks and keywords", expected=_USE, got=f"world{marker.args} {marker.kwargs}")
-    return given | ({"n": marker.args[0]} if marker.args else {}) | marker.kwargs
+    return {**given, **({"n": marker.args[0]} if marker.args else {}), **marker.kwargs}
 
 
 # ------------------------------------------------------------------------------------------------------------------------ hooks

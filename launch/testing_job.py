@@ -171,9 +171,7 @@ class Job:
         return True
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(
-        self, item: pytest.Item, call: pytest.CallInfo[Any]
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[Any]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         return show_ranks(item, call, (yield))
 
     def _body(self, item: pytest.Function, ask: Ask, arguments: dict[str, Any]) -> None:

@@ -59,9 +59,7 @@ class Pool:
         return True
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(
-        self, item: pytest.Item, call: pytest.CallInfo[Any]
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[Any]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         return show_ranks(item, call, (yield))
 
     def pytest_unconfigure(self) -> None:
@@ -162,7 +160,9 @@ def _packed(item: pytest.Function, arguments: dict[str, Any]) -> bytes:
             try:
                 dumps_call(item.obj, value)
             except InputError as why:
-                raise InputError(f"the fixture {name} cannot be sent to the ranks: {why.message}", expected="a value that pickles", cure=cure) from error
+                raise InputError(
+                    f"the fixture {name} cannot be sent to the ranks: {why.message}", expected="a value that pickles", cure=cure
+                ) from error
         raise
 
 

@@ -74,7 +74,7 @@ def fail_then_join_again(first: str) -> list[Any]:
     from hostir.errors import HostIrError
     from hostir.runtime.comms.protocol import CommCall
 
-    seen = []
+    seen: list[object] = []
     world = hir.launch.init(timeout=1.0, device="cpu")
     try:
         with world:

@@ -80,7 +80,8 @@ def nothing(_number: int) -> None:
 
 def run(world: World, mode: str, fault: Callable[[int], None] = nothing, slow_compile: float = 0.0) -> list[float]:
     compiled = hir.compile(program(), world.mesh("tp"), mode=mode, dispatch=dispatch_with(fault, slow_compile))
-    return compiled(torch.arange(4.0) + world.rank).tolist()
+    result: list[float] = compiled(torch.arange(4.0) + world.rank).tolist()
+    return result
 
 
 def bad(how: str, victim: int, when: int, rank: int) -> Callable[[int], None]:
