@@ -207,7 +207,7 @@ class _Recorder:
             scope.alive[1:] = False
         results = () if error is not None else tuple(self._use(b, self.walker.region(b), False) for b in self.program.results)
         keep = np.flatnonzero(scope.alive)
-        ranks = tuple(scope.ranks[i] for i in keep)
+        ranks = tuple(scope.ranks[int(i)] for i in keep)
         if len(keep) < len(scope.ranks):
             for i in self._wide:
                 moves[i] = narrow(moves[i], keep)
